@@ -1,0 +1,51 @@
+"""What every test stands on: JAX with four CPU devices and a compile cache, and golden files."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+
+# Read by JAX when it is first imported, so also by the processes that tests start.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bless", action="store_true", help="write the golden files instead of comparing with them"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(text, "name.txt")`: `text` is what tests/golden/name.txt says, or the test fails."""
+
+    def check_golden(text: str, name: str) -> None:
+        path = GOLDEN / name
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--bless"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        expected = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text != expected:
+            pytest.fail(golden_message(expected, text, path), pytrace=False)
+
+    return check_golden
+
+
+def golden_message(expected: str, text: str, path: Path) -> str:
+    """How `text` differs from the golden file, and how to accept it."""
+    name = path.relative_to(ROOT).as_posix()
+    diff = difflib.unified_diff(
+        expected.splitlines(), text.splitlines(), name, "this run", lineterm=""
+    )
+    head = f"{name} says something else" if path.exists() else f"{name} does not exist yet"
+    return "\n".join([f"{head}:", *diff, "", "If this run is right, accept it with: make bless"])
