@@ -1,0 +1,127 @@
+"""The environment protocol: one simulator, one environment at a time; Shoal adds keys, auto-reset and statistics."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from shoal.envs.spaces import Box, Space, clip
+from shoal.tracing.stage import stage
+
+Tree = Any  # a pytree of arrays
+
+
+class Transition(NamedTuple):
+    """What one step of a simulator led to, before any reset."""
+
+    state: Any
+    obs: jax.Array
+    reward: jax.Array
+    terminated: jax.Array  # the task ended: nothing is worth anything afterwards
+    truncated: jax.Array  # the time was up: the state after it still has a value
+
+
+class Simulator(Protocol):
+    """The rules of ONE environment, without auto-reset; hashable, equal when the rules are.
+
+    This is all that a family of environments has to offer. States are pytrees of arrays whose shapes and dtypes never
+    change.
+    """
+
+    @property
+    def observation_space(self) -> Box: ...
+
+    @property
+    def action_space(self) -> Space: ...
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """A first state and its observation."""
+        ...
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        """What `action` leads to from `state`."""
+        ...
+
+
+class EnvState(NamedTuple):
+    """Everything an environment carries from step to step, its randomness included."""
+
+    key: jax.Array
+    inner: Any  # the simulator's own state
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+class Step(NamedTuple):
+    """What a step of an environment shows.
+
+    `episode_return` and `episode_length` count this step too, so they are an episode's totals where it ends.
+    """
+
+    obs: jax.Array  # to act on next: after an episode's end, the first of the next episode
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array  # never where terminated
+    last_obs: jax.Array  # what the step really led to
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A simulator that restarts itself, carries its own key, and counts its episodes.
+
+    The same name and settings make equal environments, so an environment travels between processes as plain data.
+    """
+
+    name: str
+    simulator: Simulator
+
+    @property
+    def observation_space(self) -> Box:
+        """What the agent sees."""
+        return self.simulator.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """What the agent may do; `step` clips to it."""
+        return self.simulator.action_space
+
+    def reset(self, keys: jax.Array) -> tuple[EnvState, jax.Array]:
+        """The states and first observations of one environment a key."""
+        return jax.vmap(self._start)(keys)
+
+    @stage(per="env", name="env")
+    def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Step]:
+        """Steps one environment, and starts its next episode where this one ends."""
+        key, step_key, reset_key = jax.random.split(state.key, 3)
+        inner, last_obs, reward, terminated, truncated = self.simulator.step(
+            step_key, state.inner, clip(self.action_space, action)
+        )
+        truncated = truncated & ~terminated
+        done = terminated | truncated
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        after = EnvState(key, inner, episode_return, episode_length)
+        fresh, first_obs = self._start(reset_key)
+        fresh = fresh._replace(key=key)
+        next_state, obs = _where(done, (fresh, first_obs), (after, last_obs))
+        return next_state, Step(
+            obs, reward, terminated, truncated, last_obs, episode_return, episode_length
+        )
+
+    def _start(self, key: jax.Array) -> tuple[EnvState, jax.Array]:
+        key, reset_key = jax.random.split(key)
+        inner, obs = self.simulator.reset(reset_key)
+        return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
+
+
+def _typed(tree: Tree) -> Tree:
+    """`tree` with Python numbers and weakly typed leaves made arrays of a definite dtype, as a loop's carry must be."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _where(condition: jax.Array, yes: Tree, no: Tree) -> Tree:
+    """`yes` where the condition holds, else `no`, in the dtypes of `yes`."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, jnp.asarray(y, x.dtype)), yes, no)

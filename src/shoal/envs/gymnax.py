@@ -1,0 +1,110 @@
+"""Environments of the gymnax package, versions 0.x and 1.x: classic control, MinAtar, bsuite and more."""
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import spaces as gymnax_spaces
+
+from shoal.envs.environment import Transition
+from shoal.envs.spaces import Box, Discrete, Space
+from shoal.errors import SettingError
+
+NEVER = np.iinfo(np.int32).max // 2
+
+
+def names() -> list[str]:
+    """The environments this family knows."""
+    return list(gymnax.registered_envs)
+
+
+@dataclass(frozen=True, slots=True)
+class GymnaxSimulator:
+    """One gymnax environment, known by its id and the settings that differ from its defaults."""
+
+    id: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def observation_space(self) -> Box:
+        """The environment's own; a discrete observation is shown one-hot."""
+        env, params = self._made
+        space = _space(env.observation_space(params))
+        return Box(0.0, 1.0, (space.n,)) if isinstance(space, Discrete) else space
+
+    @property
+    def action_space(self) -> Space:
+        """The environment's own."""
+        env, params = self._made
+        return _space(env.action_space(params))
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """A first state and its observation."""
+        env, params = self._made
+        obs, state = env.reset_env(key, params)
+        return state, self._show(obs)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        """One step, without gymnax's own auto-reset, which would hide the last observation."""
+        env, params = self._made
+        obs, after, reward, done, _ = env.step_env(key, state, action, params)
+        if hasattr(env, "is_truncated"):
+            terminated, truncated = done, env.is_truncated(after, params)
+        else:
+            # 0.x merges the two in `done`. What would end without a time limit has terminated. XLA computes what both
+            # calls share once.
+            unlimited = params.replace(max_steps_in_episode=NEVER)
+            terminated = env.step_env(key, state, action, unlimited)[3]
+            truncated = done
+        return Transition(
+            after,
+            self._show(obs),
+            jnp.asarray(reward, jnp.float32),
+            jnp.asarray(terminated, bool),
+            jnp.asarray(truncated, bool),
+        )
+
+    @property
+    def _made(self) -> tuple[Any, Any]:
+        return _make(self.id, self.settings)
+
+    def _show(self, obs: jax.Array) -> jax.Array:
+        env, params = self._made
+        space = env.observation_space(params)
+        return jax.nn.one_hot(obs, space.n) if isinstance(space, gymnax_spaces.Discrete) else obs
+
+
+@lru_cache
+def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+    """The environment and its parameters; a setting is a field of the parameters, or else an argument of the class."""
+    _, params = gymnax.make(name)
+    known = {field.name for field in fields(params)}
+    arguments = {key: value for key, value in settings if key not in known}
+    try:
+        env, params = gymnax.make(name, **arguments)
+    except TypeError as error:
+        raise SettingError(
+            f"{name} can't be made with {', '.join(arguments)}: {error}",
+            f"Its parameters are {', '.join(sorted(known))}.",
+        ) from error
+    return env, params.replace(**{key: value for key, value in settings if key in known})
+
+
+def _space(space: Any) -> Space:
+    match space:
+        case gymnax_spaces.Discrete():
+            return Discrete(int(space.n))
+        case gymnax_spaces.Box():
+            return Box(_bound(space.low), _bound(space.high), tuple(space.shape))
+    raise SettingError(
+        f"The space {space!r} is neither discrete nor a box.", "Wrap the environment to flatten it."
+    )
+
+
+def _bound(bound: Any) -> float | tuple[float, ...]:
+    values = np.asarray(bound, np.float32).ravel().tolist()
+    return values[0] if len(set(values)) == 1 else tuple(values)

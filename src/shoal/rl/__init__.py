@@ -1,0 +1,1 @@
+"""The mathematics of reinforcement learning: pure functions, one trajectory at a time."""

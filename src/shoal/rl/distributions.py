@@ -1,0 +1,123 @@
+"""Distributions over actions. The last axis is the event; any axes before it are a batch."""
+
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+HALF_LOG_2PI = 0.9189385332046727
+
+
+class Distribution(Protocol):
+    """What a policy says about its next action."""
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A random action."""
+        ...
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """The log of the probability, or density, of `action`."""
+        ...
+
+    def entropy(self) -> jax.Array:
+        """The entropy, in nats."""
+        ...
+
+    def mode(self) -> jax.Array:
+        """A most probable action."""
+        ...
+
+
+class Categorical(NamedTuple):
+    """One of n actions, with probabilities softmax(logits)."""
+
+    logits: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A random action."""
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """log softmax(logits)[action]."""
+        # The sum against a one-hot vector has an elementwise gradient; that of indexing is a scatter, slow on CPUs.
+        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=self.logits.dtype)
+        return jnp.sum(jax.nn.log_softmax(self.logits) * chosen, axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """-Σ p log p."""
+        log_probs = jax.nn.log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """The action with the largest logit."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+class Normal(NamedTuple):
+    """Independent normals, one a coordinate. `log_std` may lack the batch axes of `mean`."""
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A random action."""
+        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """-Σ ½ z² + log σ + ½ log 2π, where z = (a - μ) / σ."""
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + self.log_std + HALF_LOG_2PI, axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """Σ log σ + ½ log 2πe."""
+        each = jnp.broadcast_to(self.log_std + HALF_LOG_2PI + 0.5, self.mean.shape)
+        return jnp.sum(each, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """The mean."""
+        return self.mean
+
+
+class TanhNormal(NamedTuple):
+    """tanh of independent normals: actions strictly between -1 and 1."""
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A random action."""
+        return jnp.tanh(Normal(*self).sample(key))
+
+    def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A random action and its log-density, exact also where tanh rounds to ±1."""
+        before = Normal(*self).sample(key)
+        return jnp.tanh(before), self._log_prob_before(before)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """log N(artanh a) - Σ log(1 - a²); rounded actions of ±1 are taken for the nearest number inside."""
+        edge = 1 - jnp.finfo(action.dtype).eps
+        return self._log_prob_before(jnp.arctanh(jnp.clip(action, -edge, edge)))
+
+    def entropy(self) -> jax.Array:
+        """The entropy to second order about the mean: there is no closed form.
+
+        H = H(normal) + E[Σ log(1 - tanh²(x))], and the expectation is over three Gauss-Hermite points a coordinate.
+        """
+        spread = jnp.sqrt(3.0) * jnp.exp(self.log_std)
+        at_mean, above, below = (
+            _log_slope(x) for x in (self.mean, self.mean + spread, self.mean - spread)
+        )
+        return Normal(*self).entropy() + jnp.sum(2 / 3 * at_mean + (above + below) / 6, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """tanh of the mean: the median, which is what a greedy policy wants."""
+        return jnp.tanh(self.mean)
+
+    def _log_prob_before(self, before: jax.Array) -> jax.Array:
+        return Normal(*self).log_prob(before) - jnp.sum(_log_slope(before), axis=-1)
+
+
+def _log_slope(x: jax.Array) -> jax.Array:
+    """log(1 - tanh²(x)), without cancellation."""
+    return 2 * (jnp.log(2.0) - x - jax.nn.softplus(-2 * x))
