@@ -67,7 +67,8 @@ clean: ## Remove environments, caches and builds (runs/ stays)
 	@for python in "$(PYTHON)" python3 python3.13 python3.12 python3.11; do \
 	    if [ -n "$$python" ] && "$$python" -c \
 	        'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
-	        exec "$$python" -m venv .venv; \
+	        "$$python" -m venv .venv && exit; \
+	        rm -rf .venv; exit 1; \
 	    fi; \
 	    if [ -n "$(PYTHON)" ]; then break; fi; \
 	done; \
