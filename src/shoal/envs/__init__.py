@@ -1,6 +1,13 @@
 """Environments: the protocol, and one adapter a family."""
 
-from shoal.envs.environment import Environment, EnvState, Simulator, Step, Transition
+from shoal.envs.environment import (
+    Environment,
+    EnvState,
+    Simulator,
+    Step,
+    Transition,
+    episode_totals,
+)
 from shoal.envs.registry import make
 from shoal.envs.spaces import Box, Discrete, Space
 
@@ -13,5 +20,6 @@ __all__ = [
     "Space",
     "Step",
     "Transition",
+    "episode_totals",
     "make",
 ]

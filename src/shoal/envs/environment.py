@@ -1,4 +1,4 @@
-"""The environment protocol: one simulator, one environment at a time; Shoal adds keys, auto-reset and statistics."""
+"""Environments: a family brings a simulator; Shoal adds keys, auto-reset and statistics."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -25,15 +25,18 @@ class Transition(NamedTuple):
 class Simulator(Protocol):
     """The rules of ONE environment, without auto-reset; hashable, equal when the rules are.
 
-    This is all that a family of environments has to offer. States are pytrees of arrays whose shapes and dtypes never
-    change.
+    This is all that a family of environments has to offer. States are pytrees of arrays.
     """
 
     @property
-    def observation_space(self) -> Box: ...
+    def observation_space(self) -> Box:
+        """What the agent sees."""
+        ...
 
     @property
-    def action_space(self) -> Space: ...
+    def action_space(self) -> Space:
+        """What the agent may do."""
+        ...
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """A first state and its observation."""
@@ -56,7 +59,7 @@ class EnvState(NamedTuple):
 class Step(NamedTuple):
     """What a step of an environment shows.
 
-    `episode_return` and `episode_length` count this step too, so they are an episode's totals where it ends.
+    `episode_return` and `episode_length` count this step too: where an episode ends, its totals.
     """
 
     obs: jax.Array  # to act on next: after an episode's end, the first of the next episode
@@ -72,7 +75,7 @@ class Step(NamedTuple):
 class Environment:
     """A simulator that restarts itself, carries its own key, and counts its episodes.
 
-    The same name and settings make equal environments, so an environment travels between processes as plain data.
+    It is plain data: the same name and settings make equal environments, in any process.
     """
 
     name: str
@@ -117,8 +120,18 @@ class Environment:
         return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
 
 
+def episode_totals(step: Step) -> dict[str, jax.Array]:
+    """How many episodes end in `step`, and the sums of their returns and lengths; add them up."""
+    done = (step.terminated | step.truncated).astype(jnp.float32)
+    return {
+        "episodes": done,
+        "episode_return": done * step.episode_return,
+        "episode_length": done * step.episode_length,
+    }
+
+
 def _typed(tree: Tree) -> Tree:
-    """`tree` with Python numbers and weakly typed leaves made arrays of a definite dtype, as a loop's carry must be."""
+    """`tree` with every leaf an array of a definite dtype, as what a loop carries must be."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 

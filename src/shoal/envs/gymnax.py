@@ -1,4 +1,4 @@
-"""Environments of the gymnax package, versions 0.x and 1.x: classic control, MinAtar, bsuite and more."""
+"""Environments of gymnax 0.x and 1.x: classic control, MinAtar, bsuite and more."""
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -33,14 +33,16 @@ class GymnaxSimulator:
     def observation_space(self) -> Box:
         """The environment's own; a discrete observation is shown one-hot."""
         env, params = self._made
-        space = _space(env.observation_space(params))
+        with jax.ensure_compile_time_eval():  # gymnax computes bounds with jnp, also under a trace
+            space = _space(env.observation_space(params))
         return Box(0.0, 1.0, (space.n,)) if isinstance(space, Discrete) else space
 
     @property
     def action_space(self) -> Space:
         """The environment's own."""
         env, params = self._made
-        return _space(env.action_space(params))
+        with jax.ensure_compile_time_eval():
+            return _space(env.action_space(params))
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """A first state and its observation."""
@@ -55,8 +57,8 @@ class GymnaxSimulator:
         if hasattr(env, "is_truncated"):
             terminated, truncated = done, env.is_truncated(after, params)
         else:
-            # 0.x merges the two in `done`. What would end without a time limit has terminated. XLA computes what both
-            # calls share once.
+            # 0.x merges the two: what would end without a time limit too has terminated. XLA
+            # computes once what both calls share.
             unlimited = params.replace(max_steps_in_episode=NEVER)
             terminated = env.step_env(key, state, action, unlimited)[3]
             truncated = done
@@ -80,7 +82,10 @@ class GymnaxSimulator:
 
 @lru_cache
 def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
-    """The environment and its parameters; a setting is a field of the parameters, or else an argument of the class."""
+    """The environment and its parameters.
+
+    A setting is a field of the parameters or else an argument of the environment's class.
+    """
     _, params = gymnax.make(name)
     known = {field.name for field in fields(params)}
     arguments = {key: value for key, value in settings if key not in known}

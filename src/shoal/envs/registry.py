@@ -6,8 +6,8 @@ from typing import Any
 from shoal.envs.environment import Environment
 from shoal.errors import MissingExtraError, UnknownNameError
 
-# family -> (module, simulator class). A module is imported when its family is first asked for, since each needs its own
-# package. A bare name belongs to the first family that knows it.
+# The module and simulator of each family. A module is imported when its family is first asked for,
+# since each needs its own package. A bare name belongs to the first family that knows it.
 FAMILIES = {"gymnax": ("shoal.envs.gymnax", "GymnaxSimulator")}
 
 

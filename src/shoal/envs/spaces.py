@@ -17,7 +17,10 @@ class Discrete:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """An array of `shape` between `low` and `high`: one bound for all entries, or one for each in row-major order."""
+    """An array of `shape` between `low` and `high`.
+
+    A bound is one number for all entries, or one for each in row-major order.
+    """
 
     low: float | tuple[float, ...]
     high: float | tuple[float, ...]

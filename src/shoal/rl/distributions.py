@@ -38,8 +38,8 @@ class Categorical(NamedTuple):
         return jax.random.categorical(key, self.logits).astype(jnp.int32)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """log softmax(logits)[action]."""
-        # The sum against a one-hot vector has an elementwise gradient; that of indexing is a scatter, slow on CPUs.
+        """Log of softmax(logits)[action]."""
+        # The gradient of this sum is elementwise; that of indexing is a scatter, slow on CPUs.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=self.logits.dtype)
         return jnp.sum(jax.nn.log_softmax(self.logits) * chosen, axis=-1)
 
@@ -95,14 +95,14 @@ class TanhNormal(NamedTuple):
         return jnp.tanh(before), self._log_prob_before(before)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """log N(artanh a) - Σ log(1 - a²); rounded actions of ±1 are taken for the nearest number inside."""
+        """Log N(artanh a) - Σ log(1 - a²); an action rounded to ±1 is taken for one just inside."""
         edge = 1 - jnp.finfo(action.dtype).eps
         return self._log_prob_before(jnp.arctanh(jnp.clip(action, -edge, edge)))
 
     def entropy(self) -> jax.Array:
-        """The entropy to second order about the mean: there is no closed form.
+        """H(normal) + E[Σ log(1 - tanh²(x))], an estimate: the expectation has no closed form.
 
-        H = H(normal) + E[Σ log(1 - tanh²(x))], and the expectation is over three Gauss-Hermite points a coordinate.
+        It is taken by Gauss-Hermite quadrature with three points a coordinate.
         """
         spread = jnp.sqrt(3.0) * jnp.exp(self.log_std)
         at_mean, above, below = (
@@ -111,7 +111,7 @@ class TanhNormal(NamedTuple):
         return Normal(*self).entropy() + jnp.sum(2 / 3 * at_mean + (above + below) / 6, axis=-1)
 
     def mode(self) -> jax.Array:
-        """tanh of the mean: the median, which is what a greedy policy wants."""
+        """The tanh of the mean: the median, which is what a greedy policy wants."""
         return jnp.tanh(self.mean)
 
     def _log_prob_before(self, before: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Networks as plain pytrees: a function that makes the parameters, a function that applies them."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -20,10 +21,10 @@ Layers = tuple[Dense, ...]
 def init_mlp(
     key: jax.Array, sizes: Sequence[int], last_scale: float = 1.0, scale: float = 2**0.5
 ) -> Layers:
-    """Layers from sizes[0] inputs to sizes[-1] outputs: orthogonal weights times a scale, zero biases."""
+    """Layers from sizes[0] inputs to sizes[-1] outputs, with scaled orthogonal weights."""
     keys = jax.random.split(key, len(sizes) - 1)
     scales = [scale] * (len(sizes) - 2) + [last_scale]
-    shapes = zip(sizes[:-1], sizes[1:], strict=True)
+    shapes = pairwise(sizes)
     return tuple(
         Dense(jax.nn.initializers.orthogonal(scale)(key, shape), jnp.zeros(shape[1]))
         for key, shape, scale in zip(keys, shapes, scales, strict=True)

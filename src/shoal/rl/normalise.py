@@ -1,4 +1,4 @@
-"""Running mean and variance, the same on every replica."""
+"""Normalisation by mean and variance, the same on every replica."""
 
 from typing import NamedTuple
 
@@ -9,37 +9,36 @@ from shoal.tracing.stage import mean
 
 
 class Moments(NamedTuple):
-    """The mean and variance of what was seen so far, and how much that was.
+    """The mean and variance of what was seen so far, in so many steps.
 
-    `count` counts a batch by its length along time, not by its entries, so it does not depend on how many environments
-    are seen at once, nor on how they are divided.
+    Steps are counted, not entries: they depend neither on how many environments are stepped at once
+    nor on how these are divided.
     """
 
-    count: jax.Array
+    steps: jax.Array
     mean: jax.Array
     var: jax.Array
 
 
 def init_moments(shape: tuple[int, ...] = ()) -> Moments:
-    """Nothing seen yet: leaves what it normalises as it is."""
+    """Nothing seen yet."""
     return Moments(jnp.float32(0), jnp.zeros(shape), jnp.ones(shape))
 
 
-def batch_moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """The mean and variance of `x` over `axes` and over all replicas, which hold equally many entries."""
+def see(moments: Moments, x: jax.Array) -> Moments:
+    """`moments` after seeing `x` of [steps, environments, ...] too (Chan's parallel Welford)."""
     # About the agreed mean, not as E[x²] - E[x]², which loses all digits where the mean is large.
-    average = mean(jnp.mean(x, axes))
-    return average, mean(jnp.mean(jnp.square(x - jnp.expand_dims(average, axes)), axes))
-
-
-def update_moments(moments: Moments, x: jax.Array) -> Moments:
-    """`moments` after seeing `x` of shape [time, environments, ...] too (Chan's parallel form of Welford's rule)."""
-    average, var = batch_moments(x, (0, 1))
-    count = moments.count + x.shape[0]
-    share = x.shape[0] / count
+    average = mean(jnp.mean(x, (0, 1)))
+    var = mean(jnp.mean(jnp.square(x - average), (0, 1)))
+    steps = moments.steps + x.shape[0]
+    share = x.shape[0] / steps
     delta = average - moments.mean
-    new_var = (1 - share) * moments.var + share * var + share * (1 - share) * jnp.square(delta)
-    return Moments(count, moments.mean + share * delta, new_var)
+    between = share * (1 - share) * jnp.square(delta)
+    return Moments(
+        steps,
+        moments.mean + share * delta,
+        (1 - share) * moments.var + share * var + between,
+    )
 
 
 def normalise(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
@@ -48,5 +47,12 @@ def normalise(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
 
 
 def rescale(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
-    """x / std, held within ±`bound`: keeps the sign and the zero, as rewards need."""
+    """The quotient x / std, held within ±`bound`; keeps signs, as rewards need."""
     return jnp.clip(x * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
+
+
+def standardise(x: jax.Array) -> jax.Array:
+    """(x - mean) / std, where both are of this very `x` on all replicas."""
+    # In one exchange, since an algorithm may do this for every minibatch.
+    first, second = mean((jnp.mean(x), jnp.mean(jnp.square(x))))
+    return (x - first) * jax.lax.rsqrt(jnp.maximum(second - jnp.square(first), 0) + 1e-8)

@@ -1,9 +1,10 @@
-"""Returns and advantages of ONE trajectory; batch them with `vmap`.
+"""Returns and advantages of ONE trajectory, its time along the first axis.
 
-Suffixes say the time: `reward_t[i]` is the reward for step i, `value_t[i]` the value of the observation that step i acted
-on, `next_value_t[i]` the value of the observation that it led to. At an episode's end that is its true last
-observation, never the first of the next episode. `discount_t` is 0 where the task terminated; where it was merely
-truncated it is not, since the state then reached still has a value.
+Suffixes say the time: `reward_t[i]` is the reward for step i, `value_t[i]` the value of the
+observation that step i acted on, `next_value_t[i]` the value of the observation it led to. At an
+episode's end that is its true last observation, never the first of the next episode. `discount_t`
+is 0 where the task terminated, but not where it was merely truncated: the state reached then still
+has a value. Further axes, the same for all arguments, are a batch.
 """
 
 import jax
@@ -18,27 +19,19 @@ def gae(
     next_value_t: jax.Array,
     lambda_t: jax.Array,
 ) -> jax.Array:
-    """A_t = d_t + γ_t λ_t A_{t+1}, where d_t = r_t + γ_t V(s_{t+1}) - V(s_t).
+    """A_t = δ_t + γ_t λ_t A_{t+1}, where δ_t = r_t + γ_t V(s_{t+1}) - V(s_t).
 
-    Generalised advantage estimation (Schulman et al., 2016). `lambda_t` must be 0 wherever an episode ends, terminated
-    or truncated: what follows belongs to another one.
+    Generalised advantage estimation (Schulman et al., 2016). `lambda_t` must be 0 wherever an
+    episode ends, terminated or truncated: what follows belongs to another one.
     """
     delta_t = reward_t + discount_t * next_value_t - value_t
-
-    def back(advantage: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta, decay = at
-        advantage = delta + decay * advantage
-        return advantage, advantage
-
-    return lax.scan(
-        back, jnp.zeros_like(delta_t[0]), (delta_t, discount_t * lambda_t), reverse=True
-    )[1]
+    return discounted_return(delta_t, discount_t * lambda_t, jnp.zeros_like(delta_t[0]))
 
 
 def discounted_return(
     reward_t: jax.Array, discount_t: jax.Array, last_value: jax.Array
 ) -> jax.Array:
-    """G_t = r_t + γ_t G_{t+1}, and G_T is `last_value`."""
+    """G_t = r_t + γ_t G_{t+1}, and `last_value` is the G after the last step."""
 
     def back(total: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, discount = at
@@ -48,17 +41,17 @@ def discounted_return(
     return lax.scan(back, last_value, (reward_t, discount_t), reverse=True)[1]
 
 
-def discounted_sum(
+def past_return(
     reward_t: jax.Array, discount_t: jax.Array, first: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """R_t = r_t + R_{t-1}, then R_t γ_t is carried on; returns what is carried after the last step, and all R_t.
+    """P_t = r_t + γ_{t-1} P_{t-1}; returns what to give as `first` next time, and all P_t.
 
-    The rewards looked back on, discounted as they age: what reward normalisation takes the scale of.
+    The rewards looked back on, discounted as they age: reward normalisation takes their scale.
     """
 
-    def forth(total: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def forth(kept: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, discount = at
-        total = reward + total
+        total = reward + kept
         return discount * total, total
 
     return lax.scan(forth, first, (reward_t, discount_t))
