@@ -1,0 +1,64 @@
+"""Every error a user can cause: what happened, where, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ShoalError(Exception):
+    """A mistake in what the user gave Shoal; the second line says how to mend it."""
+
+    def __init__(self, what: str, fix: str = "", where: str = "") -> None:
+        self.what, self.fix, self.where = what, fix, where
+        place = f" ({where})" if where else ""
+        super().__init__(f"{what}{place}\n{fix}" if fix else f"{what}{place}")
+
+
+class TraceError(ShoalError):
+    """The loop can't be turned into a graph."""
+
+
+class CutError(ShoalError):
+    """The distribution policy would change what the loop means."""
+
+
+class PlaceError(ShoalError):
+    """The cluster has no room for the plan."""
+
+
+class SettingError(ShoalError):
+    """A setting has a value that can't work."""
+
+
+class RunError(ShoalError):
+    """The run stopped; the message names the fragment, replica, tick and source line."""
+
+
+class NotFiniteError(RunError):
+    """A metric became NaN or infinite; `tick` says when, `state` is the last good state."""
+
+    def __init__(self, what: str, fix: str, where: str, tick: int) -> None:
+        super().__init__(what, fix, where)
+        self.tick = tick
+        self.state: object = None
+
+
+class UnknownNameError(ShoalError):
+    """A name that isn't in the list it must come from; the nearest right one is offered."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+        right = next((k for k in known if near and k.lower() == near[0]), None)
+        hint = f"Did you mean `{right}`? " if right else ""
+        super().__init__(f"unknown {kind} `{name}`", f"{hint}Known: {', '.join(known)}.")
+
+
+class MissingExtraError(ShoalError):
+    """A package that an optional part needs isn't installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} is not installed", f'Install it with: pip install "shoal[{extra}]"'
+        )

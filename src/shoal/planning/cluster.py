@@ -1,0 +1,74 @@
+"""What there is to run on, and where each replica goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import PlaceError
+from shoal.planning.policy import DistributionPolicy, Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that runs XLA programs; `memory` in bytes, 0 when unknown."""
+
+    kind: str
+    index: int
+    memory: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine: its CPU slots and its devices."""
+
+    name: str
+    cpus: int
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All hosts of a run."""
+
+    hosts: tuple[Host, ...]
+
+    def places(self, kind: str) -> tuple[Place, ...]:
+        """Every device of one kind."""
+        return tuple(Place(h.name, d) for h in self.hosts for d in h.devices if d.kind == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of a host."""
+
+    host: str
+    device: Device
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.device}"
+
+
+def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple[Place, ...]]:
+    """A place for each replica: devices of the wanted kind in turn, shared when there are too few."""
+    turn = {"cpu": 0, "gpu": 0}
+    placed: dict[str, tuple[Place, ...]] = {}
+    for fragment in distribution.fragments:
+        kind = _kind(fragment, cluster)
+        room = cluster.places(kind)
+        first = turn[kind] if len(room) >= turn[kind] + fragment.replicas else 0
+        placed[fragment.name] = tuple(room[(first + i) % len(room)] for i in range(fragment.replicas))
+        turn[kind] = first + fragment.replicas
+    return placed
+
+
+def _kind(fragment: Fragment, cluster: Cluster) -> str:
+    for kind in fragment.on.split(" else "):
+        if cluster.places(kind):
+            return kind
+    raise PlaceError(
+        f"fragment `{fragment.name}` wants {fragment.on}, and the cluster has none",
+        'Run it on a host that has one, or let the fragment fall back: on="gpu else cpu".',
+    )

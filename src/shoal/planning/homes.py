@@ -1,0 +1,143 @@
+"""Who has a value, who needs it, and so what crosses between fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shoal.graph.ir import Agree, Graph, Loop, Node, Stage
+
+Homes = Mapping[str, frozenset[str]]
+EVERYWHERE: frozenset[str] = frozenset({"*"})
+
+
+@dataclass(frozen=True)
+class Sites:
+    """A graph with some loops laid open; every other node is a site that runs somewhere as a whole."""
+
+    graph: Graph
+    opened: frozenset[str]
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """Every site by name, in order."""
+        return {node.name: node for node, _ in self._walk(self.graph, 1)}
+
+    @cached_property
+    def times(self) -> dict[str, int]:
+        """How often each value is made in a tick."""
+        made = {v: 1 for v in self.graph.inputs}
+        for node, times in self._walk(self.graph, 1):
+            made |= dict.fromkeys(node.writes, times)
+        for loop, times in self.loops:
+            made |= dict.fromkeys(loop.writes, times)
+            made |= dict.fromkeys((c.before for c in loop.carries), times * loop.length)
+        return made
+
+    @cached_property
+    def loops(self) -> list[tuple[Loop, int]]:
+        """Every loop laid open, and how often it runs in a tick."""
+        return list(self._loops(self.graph, 1))
+
+    @cached_property
+    def maker(self) -> dict[str, str]:
+        """The site that makes a value."""
+        return {w: node.name for node in self.nodes.values() for w in node.writes}
+
+    @cached_property
+    def carried(self) -> dict[str, str]:
+        """For a value that enters a turn (of the tick or a loop), the one it is replaced by."""
+        pairs = dict(self.graph.carry)
+        return pairs | {c.before: c.after for loop, _ in self.loops for c in loop.carries}
+
+    @cached_property
+    def alias(self) -> dict[str, str]:
+        """Values that are another value, or a slice of it, and so need no channel of their own."""
+        same: dict[str, str] = {}
+        for loop, _ in self.loops:
+            same |= {link.inner: link.outer for link in loop.slices}
+            for c in loop.carries:
+                same |= {c.before: c.first, c.final: c.first} if c.unchanged else {c.final: c.after}
+            same |= {link.outer: link.inner for link in loop.stacks}
+        return same
+
+    @cached_property
+    def parts(self) -> dict[str, str]:
+        """Slices and unchanged carries: a reader needs the outer value itself."""
+        found: dict[str, str] = {}
+        for loop, _ in self.loops:
+            found |= {link.inner: link.outer for link in loop.slices}
+            for c in loop.carries:
+                if c.unchanged:
+                    found |= {c.before: c.first, c.final: c.first}
+        return found
+
+    def resolve(self, value: str) -> str:
+        """The value that a reader of `value` has to hold."""
+        while value in self.parts:
+            value = self.parts[value]
+        return value
+
+    def holders(self, value: str, homes: Homes) -> frozenset[str]:
+        """Fragments that have `value` because they make it, or carry it."""
+        for _ in range(len(self.maker) + len(self.alias) + 2):
+            if value in self.maker:
+                return homes[self.maker[value]]
+            if value in self.alias:
+                value = self.alias[value]
+            elif value in self.carried and self.carried[value] != value:
+                value = self.carried[value]
+            else:
+                return EVERYWHERE
+        raise AssertionError(f"nobody makes {value}")
+
+    def needs(self, homes: Homes) -> Iterator[tuple[str, str, Node | Loop]]:
+        """Every (fragment, value, reader): a fragment needs the value for a site or a loop."""
+        for node in self.nodes.values():
+            for fragment in homes[node.name]:
+                for value in node.reads:
+                    yield fragment, self.resolve(value), node
+        for loop, _ in self.loops:
+            for carry in loop.carries:
+                if not carry.unchanged:
+                    for fragment in self.holders(carry.after, homes):
+                        yield fragment, self.resolve(carry.first), loop
+
+    def _walk(self, graph: Graph, times: int) -> Iterator[tuple[Node, int]]:
+        for node in graph.nodes:
+            if isinstance(node, Loop) and node.name in self.opened:
+                yield from self._walk(node.body, times * node.length)
+            else:
+                yield node, times
+
+    def _loops(self, graph: Graph, times: int) -> Iterator[tuple[Loop, int]]:
+        for node in graph.nodes:
+            if isinstance(node, Loop) and node.name in self.opened:
+                yield node, times
+                yield from self._loops(node.body, times * node.length)
+
+
+def agrees(node: Node) -> bool:
+    """Whether replicas agree somewhere in `node`."""
+    match node:
+        case Agree():
+            return True
+        case Stage():
+            return node.agrees
+        case Loop():
+            return any(agrees(inner) for inner in node.body.nodes)
+        case _:
+            return False
+
+
+def crossings(sites: Sites, homes: Homes) -> dict[tuple[str, str], str]:
+    """For each (reader fragment, value) that must come from elsewhere, the fragment that sends it."""
+    found: dict[tuple[str, str], str] = {}
+    for fragment, value, _ in sites.needs(homes):
+        if (fragment, value) in found:
+            continue
+        holders = sites.holders(value, homes)
+        if holders is not EVERYWHERE and fragment not in holders:
+            found[fragment, value] = min(holders)
+    return found

@@ -1,0 +1,187 @@
+"""What a plan must keep so that it means the same as the loop, as a list of named laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shoal.errors import CutError, ShoalError
+from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves
+from shoal.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law and the function that finds the first breach of it."""
+
+    name: str
+    breaches: Callable[[Plan], Iterator[ShoalError]]
+
+
+def check_plan(plan: Plan) -> Plan:
+    """`plan` if it keeps every law; otherwise the first breach is raised."""
+    for law in LAWS:
+        for breach in law.breaches(plan):
+            raise breach
+    return plan
+
+
+def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
+    """Fragments whose replicas can't each hold as many environments."""
+    envs = plan.graph.envs
+    for fragment in plan.distribution.fragments:
+        if envs % fragment.replicas:
+            fits = [n for n in range(1, envs + 1) if envs % n == 0]
+            near = sorted(sorted(fits, key=lambda n: abs(n - fragment.replicas))[:2])
+            yield CutError(
+                f"{envs} environments can't be divided over {fragment.replicas} replicas of `{fragment.name}`",
+                f"Use {' or '.join(str(n) for n in near)} replicas, or a multiple of {fragment.replicas} environments.",
+            )
+
+
+def shared_keys(plan: Plan) -> Iterator[ShoalError]:
+    """Draws for all environments from one key, made by several replicas."""
+    for fragment, node in _replicated(plan):
+        for inner in leaves(Graph((), (), (node,))):
+            place = getattr(inner, "draws", "")
+            if place:
+                yield CutError(
+                    f"{_called(inner)} draws numbers for every environment from one key, and "
+                    f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
+                    "Carry one key per environment and split it per row, in a stage with per=\"env\".",
+                    place,
+                )
+
+
+def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
+    """Values that replicas would each see otherwise, and that leave them all the same."""
+    values = plan.graph.values
+    kept = {after for before, after in plan.graph.carry if before != after}
+    shown = {m.inner for m in plan.graph.metrics}
+    for fragment, node in _replicated(plan):
+        for value in node.writes:
+            if not values[value].part:
+                continue
+            elsewhere = [
+                n for n in plan.sites.nodes.values()
+                if value in n.reads and not isinstance(n, Agree) and plan.homes[n.name] != {fragment.name}
+            ]  # fmt: skip
+            if elsewhere or _ends(plan, value) & (kept | shown):
+                yield _disagreement(fragment.name, fragment.replicas, node, value)
+
+
+def _ends(plan: Plan, value: str) -> set[str]:
+    """The names under which a value leaves loops."""
+    found = {value}
+    for loop, _ in reversed(plan.sites.loops):
+        found |= {c.final for c in loop.carries if c.after in found}
+        found |= {link.outer for link in loop.stacks if link.inner in found}
+    return found
+
+
+def _disagreement(fragment: str, replicas: int, node: Node, value: str) -> ShoalError:
+    if isinstance(node, Stage):
+        return CutError(
+            f"stage `{node.stage}` sees the whole batch and can't run as {replicas} replicas",
+            f"Say how replicas agree on `{value.rstrip(chr(39))}`: average it with shoal.mean (gradients, moments), or keep "
+            f"`{node.stage}` in one fragment with one replica.",
+            node.source,
+        )
+    return CutError(
+        f"{_called(node)} makes `{value}` from all environments, and {replicas} replicas of "
+        f"`{fragment}` hold only some of them each",
+        "Say how replicas agree with shoal.mean(x) or shoal.gather(x), or do it in a stage that isn't replicated.",
+        node.source,
+    )
+
+
+def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
+    """On-policy stages that would see what an older policy did."""
+    stale = {(c.reader, v) for c in plan.channels if c.flow.lag for v in c.values}
+    late: dict[str, str] = {}
+    for node in plan.sites.nodes.values():
+        for fragment in plan.homes[node.name]:
+            lagged = [v for v in node.reads if (fragment, plan.sites.resolve(v)) in stale]
+            older = [late[v] for v in _sources(plan, node) if v in late]
+            if not (lagged or older):
+                continue
+            cause = older[0] if older else lagged[0]
+            for stage in Graph((), (), (node,)).stages:
+                if stage.on_policy:
+                    yield CutError(
+                        f"stage `{stage.stage}` is on-policy, but what it reads comes from a lagged `{cause}`",
+                        "Use lag=0, or an algorithm that corrects for the lag.",
+                        stage.source,
+                    )
+            late |= dict.fromkeys(node.writes, cause)
+
+
+def _sources(plan: Plan, node: Node) -> Iterator[str]:
+    """Values behind what `node` reads, through loops that are laid open."""
+    for value in node.reads:
+        yield value
+        while value in plan.sites.alias:
+            value = plan.sites.alias[value]
+            yield value
+
+
+def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
+    """Host stages where XLA compiles the whole loop around them."""
+    alone = len(plan.distribution.fragments) == 1
+    for node in plan.sites.nodes.values():
+        for stage in Graph((), (), (node,)).stages:
+            inside = stage.body is not None and any(s.host for s in stage.body.stages)
+            home = next(iter(plan.homes[node.name]))
+            if inside or (stage.host and (alone or plan.one_program(home) or isinstance(node, Loop))):
+                name = plan.distribution.name if not inside else f"stage `{stage.stage}`"
+                yield CutError(
+                    f"host stage `{_host_name(stage)}` is inside a loop that {name} compiles into one program",
+                    "Use a policy with several fragments, such as single_learner_coarse(actors=1): host "
+                    "stages are called between compiled segments.",
+                    stage.source,
+                )
+
+
+def _host_name(stage: Stage) -> str:
+    if stage.host or stage.body is None:
+        return stage.stage
+    return next(s.stage for s in stage.body.stages if s.host)
+
+
+def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
+    """Places that can't hold what their fragments carry and receive."""
+    held: dict[object, int] = {}
+    room = {p: p.device.memory for places in plan.places.values() for p in places}
+    for fragment in plan.distribution.fragments:
+        carried = [v for v, after in plan.graph.carry if fragment.name in plan.sites.holders(after, plan.homes)]
+        taken = [v for c in plan.channels if c.reader == fragment.name for v in c.values]
+        values = [plan.graph.values[v] for v in {*carried, *taken}]
+        for place in plan.places[fragment.name]:
+            share = sum(v.nbytes // (fragment.replicas if v.axis is not None else 1) for v in values)
+            held[place] = held.get(place, 0) + share
+    for place, size in held.items():
+        if room[place] and size > room[place]:  # type: ignore[index]
+            yield CutError(
+                f"{place} would hold {size / 2**30:.1f} GiB and has {room[place] / 2**30:.1f} GiB",  # type: ignore[index]
+                "Use fewer environments, smaller carried state, or more places.",
+            )
+
+
+def _replicated(plan: Plan) -> Iterator[tuple]:
+    for fragment in plan.distribution.fragments:
+        if fragment.replicas > 1:
+            yield from ((fragment, node) for node in plan.nodes(fragment.name))
+
+
+def _called(node: Node) -> str:
+    return f"stage `{node.stage}`" if isinstance(node, Stage) else f"`{getattr(node, 'op', node.name)}`"
+
+
+LAWS = (
+    Law("Replicas hold equally many environments", uneven_replicas),
+    Law("No replica draws what another draws", shared_keys),
+    Law("Replicas agree on what they share", replicas_disagree),
+    Law("No lag into an on-policy stage", lag_into_on_policy),
+    Law("No host stage inside a compiled loop", host_in_compiled_loop),
+    Law("Every place has the memory", out_of_memory),
+)

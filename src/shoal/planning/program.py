@@ -1,0 +1,222 @@
+"""What each fragment does in a tick, in order: its sites, and what it takes and puts between them.
+
+Every fragment keeps the order of the whole graph. A value is put after it is made and before the
+writer next waits; it is taken right before the first site that needs it. So whoever waits, waits
+for something that stands earlier in the graph, and no circle of waiting can arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shoal.graph.ir import Graph, Loop, Node, Stage
+from shoal.planning.homes import Homes, Sites, crossings
+from shoal.planning.policy import DistributionPolicy, Flow, Lockstep
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run a site inside a compiled segment."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a host stage, between compiled segments."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Wait for a channel's next message."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Send a message on a channel."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """This fragment's part of a loop."""
+
+    loop: str
+    body: tuple[Instruction, ...]
+
+
+Instruction = Do | Call | Take | Put | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Values that go from one fragment to another together; `scope` is a loop's name, or the tick."""
+
+    name: str
+    writer: str
+    reader: str
+    values: tuple[str, ...]
+    scope: str
+    times: int
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Values of the current scope that must have been taken by now."""
+
+    values: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Send:
+    """Values that go to one reader now."""
+
+    reader: str
+    values: tuple[str, ...]
+    carried: bool
+
+
+def project(
+    sites: Sites, homes: Homes, distribution: DistributionPolicy
+) -> tuple[tuple[Channel, ...], dict[str, tuple[Instruction, ...]]]:
+    """The channels between fragments and each fragment's program."""
+    crossing = crossings(sites, homes)
+    view = _View(sites, homes, crossing)
+    drafts = {f.name: tuple(view.scope(sites.graph, "", f.name)) for f in distribution.fragments}
+    channels = tuple(
+        _channel(sites, writer, scope, send, distribution, number)
+        for number, (writer, scope, send) in enumerate(
+            (w, scope, s) for w, draft in drafts.items() for scope, s in _sends(draft, "")
+        )
+    )
+    brings = {(c.reader, v): c.name for c in channels for v in c.values}
+    puts = {(c.writer, c.reader, c.values): c.name for c in channels}
+    programs = {f: tuple(_finish(f, draft, brings, puts, set())) for f, draft in drafts.items()}
+    return channels, programs
+
+
+@dataclass(frozen=True)
+class _View:
+    """Draws up fragments' programs, before channels have names."""
+
+    sites: Sites
+    homes: Homes
+    crossing: dict[tuple[str, str], str]
+    scopes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scopes.update(self._scopes(self.sites.graph, ""))
+
+    def _scopes(self, graph: Graph, scope: str) -> Iterator[tuple[str, str]]:
+        yield from ((v, scope) for v in graph.inputs)
+        for node in graph.nodes:
+            yield from ((w, scope) for w in node.writes)
+            if isinstance(node, Loop) and node.name in self.sites.opened:
+                yield from self._scopes(node.body, node.name)
+
+    def scope(self, graph: Graph, scope: str, fragment: str) -> Iterator[Do | Call | Repeat | _Need | _Send]:
+        """The draft of one scope: the tick's, or a loop's."""
+        pending: dict[tuple[str, bool], list[str]] = {}
+        self._offer(fragment, graph.inputs, pending, carried=True)
+        for node in graph.nodes:
+            if not self._takes_part(node, fragment):
+                continue
+            need = frozenset(v for v in self._needs(node, fragment) if self.scopes[v] == scope)
+            is_open = isinstance(node, Loop) and node.name in self.sites.opened
+            if need or is_open:
+                yield from _flush(pending)
+            if need:
+                yield _Need(need)
+            if isinstance(node, Loop) and is_open:
+                yield Repeat(node.name, tuple(self.scope(node.body, node.name, fragment)))  # type: ignore[arg-type]
+            else:
+                yield Call(node.name) if isinstance(node, Stage) and node.host else Do(node.name)
+            self._offer(fragment, node.writes, pending, carried=False)
+        yield from _flush(pending)
+
+    def _offer(self, fragment: str, values: tuple[str, ...], pending: dict, *, carried: bool) -> None:
+        for (reader, value), writer in self.crossing.items():
+            if writer == fragment and value in values:
+                pending.setdefault((reader, carried), []).append(value)
+
+    def _takes_part(self, node: Node, fragment: str) -> bool:
+        if isinstance(node, Loop) and node.name in self.sites.opened:
+            return any(self._takes_part(inner, fragment) for inner in node.body.nodes)
+        return fragment in self.homes[node.name]
+
+    def _needs(self, node: Node, fragment: str) -> Iterator[str]:
+        """What `fragment` takes from elsewhere for `node`, the insides of an opened loop included."""
+        wanted: list[str] = []
+        if isinstance(node, Loop) and node.name in self.sites.opened:
+            for carry in node.carries:
+                if not carry.unchanged and fragment in self.sites.holders(carry.after, self.homes):
+                    wanted.append(carry.first)
+            for inner in node.body.nodes:
+                if self._takes_part(inner, fragment):
+                    yield from self._needs(inner, fragment)
+        else:
+            wanted += node.reads
+        resolved = (self.sites.resolve(v) for v in wanted)
+        yield from (v for v in resolved if (fragment, v) in self.crossing)
+
+
+def _flush(pending: dict[tuple[str, bool], list[str]]) -> Iterator[_Send]:
+    for (reader, carried), values in pending.items():
+        yield _Send(reader, tuple(values), carried)
+    pending.clear()
+
+
+def _sends(draft: tuple, scope: str) -> Iterator[tuple[str, _Send]]:
+    for item in draft:
+        if isinstance(item, _Send):
+            yield scope, item
+        elif isinstance(item, Repeat):
+            yield from _sends(item.body, item.loop)
+
+
+def _channel(
+    sites: Sites, writer: str, scope: str, send: _Send, distribution: DistributionPolicy, number: int = 0
+) -> Channel:
+    lagged = send.carried and not scope
+    flow = distribution.flow(writer, send.reader) if lagged else Lockstep()
+    times = sites.times[send.values[0]]
+    return Channel(f"{writer}>{send.reader}:{number}", writer, send.reader, send.values, scope, times, flow)
+
+
+def _finish(
+    fragment: str, draft: tuple, brings: dict, puts: dict, taken: set[str]
+) -> Iterator[Instruction]:
+    """A draft with its needs turned into takes, and its sends into puts."""
+    for item in draft:
+        match item:
+            case _Need(values):
+                for channel in dict.fromkeys(brings[fragment, v] for v in sorted(values)):
+                    if channel not in taken:
+                        taken.add(channel)
+                        yield Take(channel)
+            case _Send(reader, values):
+                yield Put(puts[fragment, reader, values])
+            case Repeat(loop, body):
+                yield Repeat(loop, tuple(_finish(fragment, body, brings, puts, taken)))
+            case _:
+                yield item
+
+
+def instructions(program: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    """Every instruction, those inside loops included."""
+    for item in program:
+        yield item
+        if isinstance(item, Repeat):
+            yield from instructions(item.body)
+
+
+def communicates(program: tuple[Instruction, ...]) -> bool:
+    """Whether a program waits for others or calls out of XLA."""
+    return any(isinstance(i, Take | Put | Call) for i in instructions(program))

@@ -1,0 +1,71 @@
+"""The reference: run a graph's nodes in order, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage
+from shoal.tracing.jaxprs import Code, Fixed, bind
+
+Env = dict[str, Any]
+Look = Callable[[str, str], str]
+Run = Callable[[Any, list[Any]], list[Any]]
+
+
+def as_written(node: str, value: str) -> str:
+    """Every node reads the value that the loop names."""
+    return value
+
+
+def interpret(graph: Graph, inputs: Iterable[Any], look: Look = as_written) -> tuple[list[Any], dict[str, Any]]:
+    """One turn of `graph` from its carried `inputs`: the next carry, and the metrics by name.
+
+    `look(node, value)` may send a node's read to another value; the delayed reference does so.
+    """
+    env: Env = dict(zip(graph.inputs, inputs, strict=False))
+    run_nodes(graph.nodes, env, look)
+    return [env[name] for name in graph.outputs], {m.outer: env[m.inner] for m in graph.metrics}
+
+
+def run_nodes(nodes: Iterable[Node], env: Env, look: Look = as_written, run: Run = bind) -> None:
+    """Run `nodes` in order and enter what they write into `env`."""
+    for node in nodes:
+        match node:
+            case Loop():
+                run_loop(node, env, look, run)
+            case Stage() | Glue() | Agree():
+                env.update(run_code(node.code, {v: env[look(node.name, v)] for v in node.reads}, run))
+
+
+def run_code(code: Code, seen: Mapping[str, Any], run: Run = bind) -> Env:
+    """What one node writes, given the values it reads."""
+    args = [a.value if isinstance(a, Fixed) else seen[a] for a in code.args]
+    results = run(code.equation, args) if code.equation is not None else [as_array(args[0])]
+    return {name: x for name, x in zip(code.outs, results, strict=True) if name is not None}
+
+
+def as_array(x: Any) -> Any:
+    """A number of the loop as an array; arrays as they are."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def run_loop(loop: Loop, env: Env, look: Look, run: Run) -> None:
+    """Run a loop by scanning over its body's nodes."""
+    outer = dict(env)
+
+    def turn(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        inside = dict(outer)
+        inside.update({c.before: x for c, x in zip(loop.carries, carry, strict=True)})
+        inside.update({link.inner: x for link, x in zip(loop.slices, xs, strict=True)})
+        run_nodes(loop.body.nodes, inside, look, run)
+        return [inside[c.after] for c in loop.carries], [inside[s.inner] for s in loop.stacks]
+
+    first = [env[look(loop.name, c.first)] for c in loop.carries]
+    xs = [env[look(loop.name, link.outer)] for link in loop.slices]
+    final, ys = jax.lax.scan(turn, first, xs, length=loop.length, reverse=loop.reverse)
+    env.update({c.final: x for c, x in zip(loop.carries, final, strict=True)})
+    env.update({s.outer: y for s, y in zip(loop.stacks, ys, strict=True)})

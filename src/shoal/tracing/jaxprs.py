@@ -1,0 +1,330 @@
+"""All that Shoal knows about jaxprs: reading one into a graph, and running one equation."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from shoal.errors import TraceError
+from shoal.graph.ir import Agree, Carry, Glue, Graph, Link, Loop, Node, Stage, Value
+from shoal.tracing.agree import gather_p, mean_p
+from shoal.tracing.stage import Mark, mark_of, output_names, short_place
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_JAX = os.path.dirname(os.path.abspath(jax.__file__))
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A number written in the loop itself."""
+
+    value: Any
+
+
+Ref = str | Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """How to run a node: its equation, where each argument comes from, where results go."""
+
+    equation: Any
+    args: tuple[Ref, ...]
+    outs: tuple[str | None, ...]
+    label: str = ""
+
+
+def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The jaxpr (and its constants) that a call-like equation or a scan holds."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in equation.params:
+            return opened(equation.params[key])
+    return None
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants, whichever way this version of JAX keeps them."""
+    if isinstance(jaxpr, jex.ClosedJaxpr):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, tuple(getattr(jaxpr, "consts", ()))
+
+
+def below(equation: Any) -> Iterator[Any]:
+    """Every jaxpr that an equation holds, whatever its kind."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (jex.ClosedJaxpr, jex.Jaxpr)):
+                yield opened(item)[0]
+
+
+def equation_mark(equation: Any) -> Mark | None:
+    """The mark of the stage that `equation` calls, if it calls one."""
+    return mark_of(equation.params["name"]) if equation.primitive.name in ("jit", "pjit") else None
+
+
+def holds(equation: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether `equation`, or any equation inside it, is `wanted`."""
+    return wanted(equation) or any(holds(e, wanted) for jaxpr in below(equation) for e in jaxpr.eqns)
+
+
+def is_agreement(equation: Any) -> bool:
+    """Whether replicas agree in `equation`."""
+    return equation.primitive in (mean_p, gather_p)
+
+
+def is_stage(equation: Any) -> bool:
+    """Whether `equation` calls a stage."""
+    return equation_mark(equation) is not None
+
+
+def place_of(equation: Any) -> str:
+    """The user's source line that made `equation`."""
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return ""
+    frames = [f for f in traceback.frames if not f.file_name.startswith((_JAX, "<"))]
+    own = [f for f in frames if not _is_core(f.file_name)]
+    chosen = (own or frames)[:1]
+    return short_place(chosen[0].file_name, chosen[0].line_num) if chosen else ""
+
+
+def _is_core(file: str) -> bool:
+    parts = os.path.relpath(file, _HERE).split(os.sep)
+    return parts[0] in ("tracing", "planning", "runtime", "graph") or "site-packages" in file
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """How many constants and how many carried values a scan has."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"]
+    return _count(consts), _count(carry)
+
+
+def _count(tree: Any) -> int:
+    return sum(_count(t) for t in tree) if isinstance(tree, tuple) else 1
+
+
+def value_of(name: str, aval: Any) -> Value:
+    """The spec of a traced variable."""
+    dtype = aval.dtype
+    size = dtype.itemsize if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else 8
+    return Value(name, tuple(aval.shape), str(dtype), size)
+
+
+class Reader:
+    """Reads jaxprs into graphs; keeps the names unique and the values in one table."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self._nodes: Counter[str] = Counter()
+        self._values: Counter[str] = Counter()
+
+    def name(self, base: str) -> str:
+        """A name that no other node has."""
+        self._nodes[base] += 1
+        return base if self._nodes[base] == 1 else f"{base}#{self._nodes[base]}"
+
+    def value(self, base: str, aval: Any) -> str:
+        """A new value's name."""
+        self._values[base] += 1
+        name = base if self._values[base] == 1 else f"{base}#{self._values[base]}"
+        self.values[name] = value_of(name, aval)
+        return name
+
+    def graph(self, closed: Any, inputs: Sequence[str], metrics: Sequence[str]) -> Graph:
+        """The graph of a whole tick; the jaxpr returns the carry and then the metrics."""
+        jaxpr, consts = opened(closed)
+        refs: list[Ref] = [self.value(n, v.aval) for n, v in zip(inputs, jaxpr.invars, strict=True)]
+        outs = [f"{name}'" for name in inputs] + [f"metrics.{m}" for m in metrics]
+        names = self.outputs(jaxpr, jaxpr.invars, [str(r) for r in refs], outs)
+        nodes = self.body(jaxpr, consts, refs, names, "")
+        carry = tuple(names[: len(inputs)])
+        shown = tuple(Link(m, n) for m, n in zip(metrics, names[len(inputs) :], strict=True))
+        return Graph(tuple(str(r) for r in refs), carry, tuple(nodes), self.values, shown)
+
+    def outputs(self, jaxpr: Any, carried: Sequence[Any], ins: Sequence[str], bases: Sequence[str]) -> list[str]:
+        """Names for a jaxpr's results; a carried value that is handed on as it is keeps its name."""
+        same = {i: name for i, (var, name) in enumerate(zip(carried, ins, strict=False)) if jaxpr.outvars[i] is var}
+        return [same.get(i) or self.value(bases[i], v.aval) for i, v in enumerate(jaxpr.outvars)]
+
+    def body(
+        self, jaxpr: Any, consts: Sequence[Any], refs: Sequence[Ref], outs: Sequence[str], scope: str
+    ) -> list[Node]:
+        """The nodes of a jaxpr whose inputs are `refs`, made so that its results are `outs`."""
+        env: dict[Any, Ref] = dict(zip(jaxpr.invars, refs, strict=True))
+        env |= {v: Fixed(c) for v, c in zip(jaxpr.constvars, consts, strict=True)}
+        wanted: dict[Any, str] = {}
+        for var, name in zip(jaxpr.outvars, outs, strict=True):
+            if not isinstance(var, jex.Literal) and var not in env:
+                wanted.setdefault(var, name)
+        nodes: list[Node] = []
+        for equation in jaxpr.eqns:
+            args = tuple(env[v] if not isinstance(v, jex.Literal) else Fixed(v.val) for v in equation.invars)
+            nodes += self.equation(equation, args, wanted, env, scope)
+        for var, name in zip(jaxpr.outvars, outs, strict=True):
+            if isinstance(var, jex.Literal) or (wanted.get(var) != name and env[var] != name):
+                ref = Fixed(var.val) if isinstance(var, jex.Literal) else env[var]
+                nodes.append(self.copy(ref, name, scope))
+        return nodes
+
+    def copy(self, ref: Ref, name: str, scope: str) -> Glue:
+        """A node that gives a value (or a number) another name."""
+        reads = (ref,) if isinstance(ref, str) else ()
+        return Glue(self.name(f"{scope}copy"), "copy", reads, (name,), code=Code(None, (ref,), (name,)))
+
+    def equation(self, equation: Any, args: tuple[Ref, ...], wanted: dict, env: dict, scope: str) -> list[Node]:
+        """The nodes of one equation; its results are entered into `env`."""
+        mark, kind = equation_mark(equation), equation.primitive.name
+        base = mark.name if mark else "loop" if kind == "scan" else kind
+        outs: list[str | None] = []
+        labels = output_labels(equation)
+        for i, var in enumerate(equation.outvars):
+            if isinstance(var, jex.DropVar):
+                outs.append(None)
+                continue
+            out = wanted.get(var) or self.value(f"{scope}{base}{labels[i]}", var.aval)
+            env[var] = out
+            outs.append(out)
+        code = Code(equation, args, tuple(outs), equation.params["name"] if mark else "")
+        if mark:
+            return [self.stage(mark, code, scope)]
+        if is_agreement(equation):
+            return [Agree(self.name(f"{scope}{kind[6:]}"), kind[6:], _names(args), _made(outs), place_of(equation), code)]
+        if holds(equation, lambda e: is_stage(e) or is_agreement(e)):
+            return self.container(code, scope)
+        name, op = self.name(f"{scope}{kind}"), equation.params.get("name", kind)
+        return [Glue(name, op, _names(args), _made(outs), place_of(equation), code=code)]
+
+    def stage(self, mark: Mark, code: Code, scope: str) -> Stage:
+        """One use of a stage; its body is read only where stages nest in it."""
+        equation = code.equation
+        name = self.name(f"{scope}{mark.name}")
+        nested = any(holds(e, is_stage) for j in below(equation) for e in j.eqns)
+        agrees = holds(equation, is_agreement)
+        body = None
+        if nested and mark.per == "batch":
+            jaxpr, consts = opened(equation.params["jaxpr"])
+            outs = [o or self.value(f"{name}/unused", v.aval) for o, v in zip(code.outs, jaxpr.outvars, strict=True)]
+            nodes = self.body(jaxpr, consts, code.args, outs, f"{name}/")
+            body = Graph((), (), tuple(nodes))
+        return Stage(
+            name, mark.name, mark.per, _names(code.args), _made(code.outs), mark.source,
+            mark.host, mark.on_policy, agrees, "", body, code,
+        )  # fmt: skip
+
+    def container(self, code: Code, scope: str) -> list[Node]:
+        """An equation that holds stages: calls are taken apart, scans become loops."""
+        equation, kind = code.equation, code.equation.primitive.name
+        if kind == "scan":
+            return self.loop(code, scope)
+        if kind in _CALLS and (found := inner(equation)):
+            outs = [o or self.value(f"{scope}unused", v.aval) for o, v in zip(code.outs, equation.outvars, strict=True)]
+            return self.body(*found, code.args, outs, scope)
+        raise TraceError(
+            f"{_what_is_in(equation)} inside `{kind}`, which can't be cut",
+            "Use lax.scan for loops that hold stages, and jnp.where or a stage of its own for choices.",
+            place_of(equation),
+        )
+
+    def loop(self, code: Code, scope: str) -> list[Node]:
+        """A scan as a loop node, with its constants read by their outer names."""
+        equation = code.equation
+        jaxpr, consts = opened(equation.params["jaxpr"])
+        n_const, n_carry = scan_counts(equation)
+        name, before = self.name(f"{scope}loop"), []
+        args = list(code.args)
+        for i in range(n_const, len(args)):
+            if isinstance(args[i], Fixed):
+                made = self.value(f"{name}.first", equation.invars[i].aval)
+                before.append(self.copy(args[i], made, scope))
+                args[i] = made
+        inside = f"{name}/"
+        ins = [self.value(f"{inside}in.{_tail(a)}", v.aval) for a, v in zip(args[n_const:], jaxpr.invars[n_const:], strict=True)]
+        outer = [o or self.value(f"{name}.unused", v.aval) for o, v in zip(code.outs, equation.outvars, strict=True)]
+        carried = jaxpr.invars[n_const : n_const + n_carry]
+        outs = self.outputs(jaxpr, carried, ins, [f"{inside}out.{_tail(o)}" for o in outer])
+        nodes = self.body(jaxpr, consts, [*args[:n_const], *ins], outs, inside)
+        carries = tuple(
+            Carry(str(args[n_const + i]), ins[i], outs[i], outer[i]) for i in range(n_carry)
+        )
+        slices = tuple(Link(str(a), v) for a, v in zip(args[n_const + n_carry :], ins[n_carry:], strict=True))
+        stacks = tuple(Link(o, v) for o, v in zip(outer[n_carry:], outs[n_carry:], strict=True))
+        body = Graph(tuple(ins), tuple(outs), tuple(nodes))
+        length, reverse = equation.params["length"], equation.params["reverse"]
+        code = Code(equation, tuple(args), tuple(outer))
+        return [*before, Loop(name, length, reverse, body, carries, slices, stacks, place_of(equation), code)]
+
+
+def output_labels(equation: Any) -> list[str]:
+    """What to call each result: a stage's by its tree, a loop's by the stage that made it."""
+    count = len(equation.outvars)
+    numbered = [f".{i}" for i in range(count)]
+    if equation_mark(equation):
+        names = output_names(equation.params["name"])
+        return [f".{n}" if n else "" for n in names] if len(names) == count else numbered
+    if equation.primitive.name == "scan":
+        jaxpr, _ = opened(equation.params["jaxpr"])
+        makers = {v: (e, i) for e in jaxpr.eqns if is_stage(e) for i, v in enumerate(e.outvars)}
+        found = [None if isinstance(v, jex.Literal) else makers.get(v) for v in jaxpr.outvars]
+        return [_made_by(maker, f".{i}") for i, maker in enumerate(found)]
+    return [""] if count == 1 else numbered
+
+
+def _made_by(maker: tuple[Any, int] | None, otherwise: str) -> str:
+    if maker is None:
+        return otherwise
+    mark = equation_mark(maker[0])
+    return f".{mark.name if mark else ''}{output_labels(maker[0])[maker[1]]}"
+
+
+def _names(args: Sequence[Ref]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(a for a in args if isinstance(a, str)))
+
+
+def _made(outs: Sequence[str | None]) -> tuple[str, ...]:
+    return tuple(o for o in outs if o is not None)
+
+
+def _tail(ref: Ref) -> str:
+    if not isinstance(ref, str):
+        return "number"
+    return re.sub(r"^(in|out)\.", "", ref.rsplit("/", 1)[-1].rstrip("'"))
+
+
+def _what_is_in(equation: Any) -> str:
+    for jaxpr in below(equation):
+        for e in jaxpr.eqns:
+            mark = equation_mark(e)
+            if mark:
+                return f"stage `{mark.name}` ({mark.source}) is called"
+            if holds(e, is_stage):
+                return _what_is_in(e)
+    return "replicas agree"
+
+
+def bind(equation: Any, args: Sequence[Any]) -> list[Any]:
+    """Run one equation on `args`."""
+    out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(equation.params))
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def user_place(error: BaseException) -> str:
+    """The innermost line of the user's own code that `error` passed through."""
+    found = ""
+    trail = error.__traceback__
+    while trail is not None:
+        file = trail.tb_frame.f_code.co_filename
+        if not file.startswith((_JAX, "<")) and not _is_core(file):
+            found = short_place(file, trail.tb_lineno)
+        trail = trail.tb_next
+    return found

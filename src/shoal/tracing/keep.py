@@ -1,0 +1,279 @@
+"""Which JAX operations keep the rows of the environments apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jax.extend import core as jex
+
+from shoal.tracing.agree import gather_p, mean_p
+from shoal.tracing.jaxprs import below, inner, opened, scan_counts
+
+SAME: Literal["same"] = "same"
+PART: Literal["part"] = "part"
+State = int | Literal["same", "part"]
+
+_MOST_TURNS = 16
+_ELEMENTWISE = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp
+    clz conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1
+    floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg
+    nextafter not or population_count pow random_fold_in random_unwrap random_wrap real
+    reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
+    sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor
+    random_bits random_split random_clone""".split()
+)
+
+
+def join(a: State, b: State) -> State:
+    """What is known of a value that comes from either of two places."""
+    return a if a == b else PART
+
+
+def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    """The states of what an equation writes; `drawn` collects draws from keys that replicas share."""
+    if PART in ins and narrow.primitive is not mean_p and narrow.primitive is not gather_p:
+        if not any(True for _ in below(narrow)):
+            return [PART] * len(narrow.outvars)
+    states = _by_kind(narrow, wide, ins, drawn)
+    checked = [_check(s, n.aval, w.aval) for s, n, w in zip(states, narrow.outvars, wide.outvars, strict=True)]
+    random = narrow.primitive.name.startswith("random_")
+    if random and all(s == SAME for s in ins) and PART in checked:
+        drawn.append(narrow)
+    return checked
+
+
+def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    kind, outs = narrow.primitive.name, len(narrow.outvars)
+    if narrow.primitive in (mean_p, gather_p):
+        return [SAME]
+    if kind == "scan":
+        return _scan(narrow, wide, ins, drawn)
+    if kind == "while":
+        return _while(narrow, wide, ins, drawn)
+    if kind == "cond":
+        return _cond(narrow, wide, ins, drawn)
+    if (one := inner(narrow)) and (two := inner(wide)):
+        return flow_jaxpr(one[0], two[0], ins, drawn)
+    if all(s == SAME for s in ins):
+        return [_spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)]
+    if kind in _ELEMENTWISE:
+        return [_meet(ins)] * outs
+    rule = _RULES.get(kind)
+    return [rule(narrow, ins)] * outs if rule else [PART] * outs
+
+
+def flow_jaxpr(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    """The states of what a jaxpr returns."""
+    known: dict[Any, State] = dict(zip(narrow.invars, ins, strict=True))
+    known |= dict.fromkeys(narrow.constvars, SAME)
+
+    def state(a: Any, b: Any) -> State:
+        if isinstance(a, jex.Literal):
+            return SAME if same_number(a.val, b.val) else PART
+        return known[a]
+
+    for one, two in zip(narrow.eqns, wide.eqns, strict=True):
+        seen = [state(a, b) for a, b in zip(one.invars, two.invars, strict=True)]
+        known.update(zip(one.outvars, flow(one, two, seen, drawn), strict=True))
+    return [state(a, b) for a, b in zip(narrow.outvars, wide.outvars, strict=True)]
+
+
+def _scan(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    (one, _), (two, _) = opened(narrow.params["jaxpr"]), opened(wide.params["jaxpr"])
+    n_const, n_carry = scan_counts(narrow)
+    consts, carry, xs = ins[:n_const], list(ins[n_const : n_const + n_carry]), ins[n_const + n_carry :]
+    rows = [x - 1 if isinstance(x, int) and x > 0 else PART if isinstance(x, int) else x for x in xs]
+    outs: list[State] = []
+    for _ in range(_MOST_TURNS):
+        outs = flow_jaxpr(one, two, [*consts, *carry, *rows], drawn)
+        after = [join(a, b) for a, b in zip(carry, outs[:n_carry], strict=True)]
+        if after == carry:
+            break
+        carry = after
+    return [*carry, *(s + 1 if isinstance(s, int) else s for s in outs[n_carry:])]
+
+
+def _while(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    n_test, n_body = narrow.params["cond_nconsts"], narrow.params["body_nconsts"]
+    test, consts, carry = ins[:n_test], ins[n_test : n_test + n_body], list(ins[n_test + n_body :])
+    tests = [opened(e.params["cond_jaxpr"])[0] for e in (narrow, wide)]
+    bodies = [opened(e.params["body_jaxpr"])[0] for e in (narrow, wide)]
+    for _ in range(_MOST_TURNS):
+        if flow_jaxpr(*tests, [*test, *carry], drawn) != [SAME]:
+            return [PART] * len(carry)
+        outs = flow_jaxpr(*bodies, [*consts, *carry], drawn)
+        after = [join(a, b) for a, b in zip(carry, outs, strict=True)]
+        if after == carry:
+            break
+        carry = after
+    return carry
+
+
+def _cond(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    if ins[0] != SAME:
+        return [PART] * len(narrow.outvars)
+    pairs = zip(narrow.params["branches"], wide.params["branches"], strict=True)
+    found = [flow_jaxpr(opened(a)[0], opened(b)[0], ins[1:], drawn) for a, b in pairs]
+    return [s[0] if len(set(s)) == 1 else PART for s in zip(*found, strict=True)]
+
+
+def _meet(ins: Sequence[State]) -> State:
+    rows = {s for s in ins if s != SAME}
+    return rows.pop() if len(rows) == 1 else SAME if not rows else PART
+
+
+def _spread(kind: str, narrow: Any, wide: Any) -> State:
+    """What comes of equal inputs: equal outputs, or one number repeated for every environment."""
+    moved = _moved(narrow, wide)
+    if not moved:
+        return SAME
+    return moved[0] if kind in ("broadcast_in_dim", "empty") and len(moved) == 1 else PART
+
+
+def _check(state: State, narrow: Any, wide: Any) -> State:
+    """Rows must be the one axis along which the two shapes differ."""
+    return PART if isinstance(state, int) and _moved(narrow, wide) != [state] else state
+
+
+def _moved(narrow: Any, wide: Any) -> list[int]:
+    pairs = zip(narrow.shape, wide.shape, strict=True)
+    return [i for i, (a, b) in enumerate(pairs) if a != b]
+
+
+def same_number(a: Any, b: Any) -> bool:
+    """Whether two constants of the loop are equal."""
+    try:
+        return np.array_equal(np.asarray(a), np.asarray(b))
+    except TypeError:  # keys and other extended dtypes
+        return a is b
+
+
+def _shape(equation: Any, index: int = 0) -> tuple[int, ...]:
+    return equation.invars[index].aval.shape
+
+
+def _broadcast(e: Any, ins: Sequence[State]) -> State:
+    return e.params["broadcast_dimensions"][ins[0]] if isinstance(ins[0], int) else PART
+
+
+def _reshape(e: Any, ins: Sequence[State]) -> State:
+    if not isinstance(ins[0], int) or e.params["dimensions"] is not None:
+        return PART
+    shape, axis = _shape(e), ins[0]
+    before = int(np.prod(shape[:axis]))
+    out = e.outvars[0].aval.shape
+    fits = [i for i, n in enumerate(out) if n == shape[axis] and int(np.prod(out[:i])) == before]
+    return fits[-1] if fits else PART
+
+
+def _transpose(e: Any, ins: Sequence[State]) -> State:
+    return list(e.params["permutation"]).index(ins[0])
+
+
+def _squeeze(e: Any, ins: Sequence[State]) -> State:
+    gone = e.params["dimensions"]
+    return PART if ins[0] in gone else ins[0] - sum(d < ins[0] for d in gone)  # type: ignore[operator]
+
+
+def _expand(e: Any, ins: Sequence[State]) -> State:
+    kept = [i for i in range(len(e.outvars[0].aval.shape)) if i not in e.params["dimensions"]]
+    return kept[ins[0]]  # type: ignore[index]
+
+
+def _reduce(e: Any, ins: Sequence[State]) -> State:
+    axes, axis = e.params["axes"], ins[0]
+    return PART if axis in axes else axis - sum(a < axis for a in axes)  # type: ignore[operator]
+
+
+def _along(key: str) -> Callable[[Any, Sequence[State]], State]:
+    """Operations along one named axis keep rows that lie along another."""
+
+    def rule(e: Any, ins: Sequence[State]) -> State:
+        axis = _meet(ins)
+        along = e.params[key]
+        return PART if axis in (along if isinstance(along, (tuple, list)) else (along,)) else axis
+
+    return rule
+
+
+def _whole_slice(e: Any, ins: Sequence[State]) -> State:
+    """Slices, static or dynamic, keep rows that they take whole."""
+    axis = ins[0]
+    if not isinstance(axis, int) or any(isinstance(s, int) for s in ins[1:]):
+        return PART
+    return axis if e.outvars[0].aval.shape[axis] == _shape(e)[axis] else PART
+
+
+def _update_slice(e: Any, ins: Sequence[State]) -> State:
+    axis = _meet(ins[:2])
+    whole = isinstance(axis, int) and _shape(e, 0)[axis] == _shape(e, 1)[axis]
+    return axis if whole and all(s == SAME for s in ins[2:]) and ins[0] == axis else PART
+
+
+def _pad(e: Any, ins: Sequence[State]) -> State:
+    axis = ins[0]
+    return axis if isinstance(axis, int) and e.params["padding_config"][axis] == (0, 0, 0) and ins[1] == SAME else PART
+
+
+def _dot(e: Any, ins: Sequence[State]) -> State:
+    (contract_l, contract_r), (batch_l, batch_r) = e.params["dimension_numbers"]
+    left, right = ins
+    if isinstance(left, int) and isinstance(right, int):
+        both = left in batch_l and right in batch_r and list(batch_l).index(left) == list(batch_r).index(right)
+        return list(batch_l).index(left) if both else PART
+    axis, contract, batch, first = (left, contract_l, batch_l, 0) if isinstance(left, int) else (right, contract_r, batch_r, 1)
+    if axis in contract or axis in batch:
+        return PART
+    free = [i for i in range(len(_shape(e, first))) if i not in contract and i not in batch]
+    skipped = len(batch) + (len(_shape(e, 0)) - len(contract_l) - len(batch_l) if first else 0)
+    return skipped + free.index(axis)
+
+
+def _gather(e: Any, ins: Sequence[State]) -> State:
+    numbers, (operand, indices) = e.params["dimension_numbers"], ins
+    offsets = list(numbers.offset_dims)
+    rank = len(e.outvars[0].aval.shape)
+    batch = [i for i in range(rank) if i not in offsets]
+    if isinstance(operand, int) and operand in numbers.operand_batching_dims:
+        pair = numbers.start_indices_batching_dims[list(numbers.operand_batching_dims).index(operand)]
+        return batch[pair] if indices == pair else PART
+    if operand == SAME and isinstance(indices, int) and indices < len(_shape(e, 1)) - 1:
+        return batch[indices]
+    if isinstance(operand, int) and indices == SAME:
+        gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        kept = [i for i in range(len(_shape(e))) if i not in gone]
+        whole = e.params["slice_sizes"][operand] == _shape(e)[operand]
+        return offsets[kept.index(operand)] if operand in kept and whole else PART
+    return PART
+
+
+def _top_k(e: Any, ins: Sequence[State]) -> State:
+    return ins[0] if ins[0] != len(_shape(e)) - 1 else PART
+
+
+_RULES: dict[str, Callable[[Any, Sequence[State]], State]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "expand_dims": _expand,
+    "slice": _whole_slice,
+    "dynamic_slice": _whole_slice,
+    "dynamic_update_slice": _update_slice,
+    "pad": _pad,
+    "concatenate": _along("dimension"),
+    "sort": _along("dimension"),
+    "rev": _along("dimensions"),
+    "split": _along("axis"),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"),
+        _reduce,
+    ),
+    "dot_general": _dot,
+    "gather": _gather,
+    "top_k": _top_k,
+}

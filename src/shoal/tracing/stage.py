@@ -1,0 +1,185 @@
+"""Stages: the functions of a loop that a distribution policy may separate."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, overload
+
+import jax
+
+from shoal.errors import TraceError
+from shoal.tracing.agree import gather, mean, traced_replicas
+
+__all__ = ["Mark", "Stage", "gather", "host", "mark_of", "mean", "stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a stage says about itself."""
+
+    name: str
+    per: str = "batch"
+    host: bool = False
+    on_policy: bool = False
+    source: str = ""
+
+
+_MARKS: list[Mark] = []
+_OUTPUTS: dict[str, tuple[str, ...]] = {}
+_LABEL = re.compile(r"^(?P<name>.+)@(?P<index>\d+)$")
+
+
+def mark_of(label: str) -> Mark | None:
+    """The mark behind the name of a traced call, or None if the call is not a stage."""
+    found = _LABEL.match(label)
+    return _MARKS[int(found["index"])] if found and int(found["index"]) < len(_MARKS) else None
+
+
+def output_names(label: str) -> tuple[str, ...]:
+    """The names of the leaves that the stage behind `label` returned when last traced."""
+    return _OUTPUTS.get(label, ())
+
+
+@overload
+def stage(function: Callable[..., Any]) -> Stage: ...
+@overload
+def stage(
+    *, per: str = "batch", name: str = "", on_policy: bool = False
+) -> Callable[[Callable[..., Any]], Stage]: ...
+def stage(
+    function: Callable[..., Any] | None = None,
+    *,
+    per: str = "batch",
+    name: str = "",
+    on_policy: bool = False,
+) -> Any:
+    """Mark a function of the loop that a distribution policy may place on its own.
+
+    With `per="env"` it is written for one environment and Shoal batches it: positional arguments
+    are rows (an environment axis first), keyword arguments are shared by all rows. Without, it
+    sees the whole batch. `on_policy=True` forbids a lag on what flows into it.
+    """
+    if per not in ("env", "batch"):
+        raise TraceError(
+            f'a stage is per="env" or per="batch", not per="{per}"', "Choose one of them."
+        )
+
+    def wrap(function: Callable[..., Any]) -> Stage:
+        mark = Mark(name or function.__name__, per, False, on_policy, source_of(function))
+        return Stage(_batched(function, mark) if per == "env" else function, label_of(mark))
+
+    return wrap if function is None else wrap(function)
+
+
+def host(
+    returns: Callable[..., Any], *, per: str = "batch", name: str = ""
+) -> Callable[..., Stage]:
+    """Mark Python that XLA can't compile as a stage; `returns` gives the spec of its result.
+
+    `returns` is called with the specs of the arguments and answers with a tree of
+    `jax.ShapeDtypeStruct`. The function gets and returns NumPy arrays, for the whole batch; with
+    `per="env"` it promises that row i of what it returns depends on row i of what it gets.
+    """
+
+    def wrap(function: Callable[..., Any]) -> Stage:
+        mark = Mark(name or function.__name__, per, True, False, source_of(function))
+
+        def called(*args: Any) -> Any:
+            specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+            return jax.pure_callback(function, returns(*specs), *args)
+
+        return Stage(called, label_of(mark))
+
+    return wrap
+
+
+class Stage:
+    """A marked function; called directly it is an ordinary jitted function."""
+
+    def __init__(self, function: Callable[..., Any], label: str) -> None:
+        self._function, self._label = function, label
+
+        @functools.wraps(function)
+        def named(*args: Any, **shared: Any) -> Any:
+            out = function(*args, **shared)
+            paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
+            _OUTPUTS[label] = tuple(path_name(path) for path in paths)
+            return out
+
+        named.__name__ = named.__qualname__ = label
+        # Gathered shapes depend on the number of replicas, which JAX's own trace cache can't see.
+        self._jitted = functools.lru_cache(lambda replicas: jax.jit(_alias(named)))
+
+    def __call__(self, *args: Any, **shared: Any) -> Any:
+        return self._jitted(traced_replicas())(*args, **shared)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Stage:
+        return self if instance is None else _bind(self, instance)
+
+
+def _alias(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def alias(*args: Any, **shared: Any) -> Any:
+        return function(*args, **shared)
+
+    return alias
+
+
+@functools.lru_cache(maxsize=256)
+def _bind(unbound: Stage, instance: object) -> Stage:
+    return Stage(functools.partial(unbound._function, instance), unbound._label)
+
+
+def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def batched(*args: Any, **shared: Any) -> Any:
+        # A bound settings object comes first and has no rows.
+        fixed, rows = _split_self(function, args)
+        check_rows(rows, mark)
+        return jax.vmap(lambda *row: function(*fixed, *row, **shared))(*rows)
+
+    return batched
+
+
+def _split_self(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple, tuple]:
+    names = function.__code__.co_varnames[:1] if hasattr(function, "__code__") else ()
+    return (args[:1], args[1:]) if names == ("self",) else ((), args)
+
+
+def check_rows(rows: tuple[Any, ...], mark: Mark) -> tuple[Any, ...]:
+    """Check that every row argument has the same leading environment axis."""
+    sizes = {leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in jax.tree.leaves(rows)}
+    if len(sizes) != 1 or 0 in sizes:
+        shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(rows)]
+        raise TraceError(
+            f"stage `{mark.name}` is per environment, but its rows don't share a first axis: {shapes}",
+            "Pass what all environments share (parameters, statistics) by keyword, rows by position.",
+            mark.source,
+        )
+    return rows
+
+
+def label_of(mark: Mark) -> str:
+    """Register `mark` and give the name that its traced calls carry."""
+    _MARKS.append(mark)
+    return f"{mark.name}@{len(_MARKS) - 1}"
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """Where `function` is written, as `folder/file.py:line`."""
+    code = getattr(function, "__code__", None)
+    return short_place(code.co_filename, code.co_firstlineno) if code else ""
+
+
+def short_place(file: str, line: int) -> str:
+    """A source line in the form that messages use."""
+    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as dotted text: `params.actor.0.w`."""
+    parts = [getattr(p, "name", getattr(p, "key", getattr(p, "idx", p))) for p in path]
+    return ".".join(str(part) for part in parts)

@@ -1,0 +1,134 @@
+"""Python to graph: trace a loop, find its environment axis, check what it promises."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+
+from shoal.errors import ShoalError, TraceError
+from shoal.graph.ir import Graph, leaves
+from shoal.graph.rules import check_graph
+from shoal.tracing.agree import tracing_for
+from shoal.tracing.jaxprs import Reader, user_place
+from shoal.tracing.rows import annotate
+from shoal.tracing.stage import path_name, source_of
+
+
+class Algorithm(Protocol):
+    """What an author writes: settings with a start and a tick."""
+
+    def init(self, key: Any, env: Any, envs: int) -> Any:
+        """Everything that is carried from tick to tick."""
+        ...
+
+    def tick(self, env: Any, state: Any) -> tuple[Any, Any]:
+        """One turn of the loop: the next state, and metrics."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a graph comes from, to trace it again at another environment count."""
+
+    algorithm: Any
+    env: Any
+
+    def spec(self, envs: int) -> Any:
+        """Shapes and dtypes of the carried state."""
+        state = jax.eval_shape(lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+
+    def start(self, seed: int, envs: int) -> Any:
+        """The state before the first tick."""
+        init = jax.jit(lambda key: self.algorithm.init(key, self.env, envs))
+        return init(jax.random.key(seed))
+
+    @functools.cache  # noqa: B019  an origin lives as long as its graphs
+    def at(self, envs: int, replicas: int = 1) -> Graph:
+        """The graph as one of `replicas` replicas with `envs` environments sees it; no axes yet."""
+        with tracing_for(replicas):
+            return _read(self, envs)
+
+    def state_tree(self, envs: int) -> Any:
+        """The tree structure of the carried state."""
+        return jax.tree.structure(self.spec(envs))
+
+
+def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
+    """The graph of `algorithm`'s tick with `envs` environments.
+
+    The loop is traced at `envs` and at twice as many environments; an axis that follows the count
+    is the environment axis.
+    """
+    if envs < 1:
+        raise TraceError(f"envs={envs}: a loop needs at least one environment", "Set envs to 1 or more.")
+    origin = Origin(algorithm, env)
+    graph = annotate(origin.at(envs), origin.at(2 * envs), envs)
+    title = f"{type(algorithm).__name__} on {getattr(env, 'name', env) or 'its own loop'}"
+    return check_graph(replace(graph, envs=envs, title=title, origin=origin))
+
+
+def _read(origin: Origin, envs: int) -> Graph:
+    spec = origin.spec(envs)
+    state, where = jax.tree_util.tree_flatten_with_path(spec)[0], source_of(_tick_of(origin.algorithm))
+    metric_names: list[str] = []
+
+    def tick(*carry: Any) -> tuple[list[Any], list[Any]]:
+        tree = jax.tree.unflatten(jax.tree.structure(spec), carry)
+        after, metrics = origin.algorithm.tick(origin.env, tree)
+        _check_same_spec(spec, after, where)
+        found = jax.tree_util.tree_flatten_with_path(metrics)[0]
+        metric_names[:] = [path_name(path) for path, _ in found]
+        return [strong(x, s.dtype) for x, (_, s) in zip(jax.tree.leaves(after), state, strict=True)], [x for _, x in found]
+
+    try:
+        closed = jax.make_jaxpr(tick)(*(s for _, s in state))
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"tick can't be traced with {envs} environments: {type(error).__name__}: {_first_line(error)}",
+            "tick must be pure JAX for any environment count (Shoal also traces it at twice yours).",
+            user_place(error) or where,
+        ) from error
+    names = [path_name(path) or "state" for path, _ in state]
+    return Reader().graph(closed, names, metric_names)
+
+
+def _check_same_spec(before: Any, after: Any, where: str) -> None:
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise TraceError(
+            "tick returns a state of another structure than it got",
+            f"Return the same tree that init makes: {jax.tree.structure(before)}.",
+            where,
+        )
+    flat = jax.tree_util.tree_flatten_with_path(before)[0]
+    for (path, old), new in zip(flat, jax.tree.leaves(after), strict=True):
+        shape, dtype = jax.numpy.shape(new), getattr(new, "dtype", old.dtype)
+        if shape != old.shape or dtype != old.dtype:
+            raise TraceError(
+                f"tick changes `{path_name(path)}` from {old.dtype}{list(old.shape)} to {dtype}{list(shape)}",
+                "What is carried keeps its shape and dtype from tick to tick; fix it in tick or in init.",
+                where,
+            )
+
+
+def strong(x: Any, dtype: Any) -> Any:
+    """A Python number as an array of `dtype`; arrays as they are."""
+    return x if hasattr(x, "dtype") else jax.numpy.asarray(x, dtype)
+
+
+def _tick_of(algorithm: Any) -> Any:
+    return getattr(type(algorithm), "tick", algorithm.tick)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def stage_names(graph: Graph) -> tuple[str, ...]:
+    """Names of the graph's stages in the order of their first use."""
+    return tuple(dict.fromkeys(n.stage for n in leaves(graph) if hasattr(n, "stage")))  # type: ignore[union-attr]
