@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnax
 import jax
@@ -32,27 +32,23 @@ class GymnaxSimulator:
     @property
     def observation_space(self) -> Box:
         """The environment's own; a discrete observation is shown one-hot."""
-        env, params = self._made
-        with jax.ensure_compile_time_eval():  # gymnax computes bounds with jnp, also under a trace
-            space = _space(env.observation_space(params))
+        space = self._made.observation_space
         return Box(0.0, 1.0, (space.n,)) if isinstance(space, Discrete) else space
 
     @property
     def action_space(self) -> Space:
         """The environment's own."""
-        env, params = self._made
-        with jax.ensure_compile_time_eval():
-            return _space(env.action_space(params))
+        return self._made.action_space
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """A first state and its observation."""
-        env, params = self._made
+        env, params, *_ = self._made
         obs, state = env.reset_env(key, params)
         return state, self._show(obs)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step, without gymnax's own auto-reset, which would hide the last observation."""
-        env, params = self._made
+        env, params, *_ = self._made
         obs, after, reward, done, _ = env.step_env(key, state, action, params)
         if hasattr(env, "is_truncated"):
             terminated, truncated = done, env.is_truncated(after, params)
@@ -62,41 +58,43 @@ class GymnaxSimulator:
             unlimited = params.replace(max_steps_in_episode=NEVER)
             terminated = env.step_env(key, state, action, unlimited)[3]
             truncated = done
-        return Transition(
-            after,
-            self._show(obs),
-            jnp.asarray(reward, jnp.float32),
-            jnp.asarray(terminated, bool),
-            jnp.asarray(truncated, bool),
-        )
+        reward = jnp.asarray(reward, jnp.float32)
+        return Transition(after, self._show(obs), reward, terminated == 1, truncated == 1)
 
     @property
-    def _made(self) -> tuple[Any, Any]:
+    def _made(self) -> "_Made":
         return _make(self.id, self.settings)
 
     def _show(self, obs: jax.Array) -> jax.Array:
-        env, params = self._made
-        space = env.observation_space(params)
-        return jax.nn.one_hot(obs, space.n) if isinstance(space, gymnax_spaces.Discrete) else obs
+        space = self._made.observation_space
+        return jax.nn.one_hot(obs, space.n) if isinstance(space, Discrete) else obs
+
+
+class _Made(NamedTuple):
+    env: Any
+    params: Any
+    observation_space: Space
+    action_space: Space
 
 
 @lru_cache
-def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
-    """The environment and its parameters.
-
-    A setting is a field of the parameters or else an argument of the environment's class.
-    """
-    _, params = gymnax.make(name)
-    known = {field.name for field in fields(params)}
-    arguments = {key: value for key, value in settings if key not in known}
-    try:
-        env, params = gymnax.make(name, **arguments)
-    except TypeError as error:
-        raise SettingError(
-            f"{name} can't be made with {', '.join(arguments)}: {error}",
-            f"Its parameters are {', '.join(sorted(known))}.",
-        ) from error
-    return env, params.replace(**{key: value for key, value in settings if key in known})
+def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
+    """The environment; a setting is a field of its parameters or else an argument of its class."""
+    # It may be made first while a loop is traced, and its constants must not be part of that trace.
+    with jax.ensure_compile_time_eval():
+        _, defaults = gymnax.make(name)
+        known = {field.name for field in fields(defaults)}
+        arguments = {key: value for key, value in settings if key not in known}
+        try:
+            env, params = gymnax.make(name, **arguments)
+        except TypeError as error:
+            raise SettingError(
+                f"{name} can't be made with {', '.join(arguments)}: {error}",
+                f"Its settings are {', '.join(sorted(known))}.",
+            ) from error
+        params = params.replace(**{key: value for key, value in settings if key in known})
+        spaces = env.observation_space(params), env.action_space(params)
+        return _Made(env, params, *(_space(space) for space in spaces))
 
 
 def _space(space: Any) -> Space:
