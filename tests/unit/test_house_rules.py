@@ -26,7 +26,7 @@ WORDS = {
 # of a stage to use fresh values only, Ray's process.
 OTHER_MEANINGS = re.compile(
     r"distribution[ _-]?polic(y|ies)|planning[./]polic(y|ies)|polic(y|ies)\.py"
-    r"|\bon[_-]policy|\bray[ .]actors?",
+    r"|(?<![a-z])on[_-]policy|\bray[ .]actors?",
     re.IGNORECASE,
 )
 
@@ -120,7 +120,7 @@ def test_core_says_no_word_of_reinforcement_learning():
         ("# many_policies of the agents", {"policy", "agent"}),
         ("def cut(distribution_policy: DistributionPolicy):  # distribution policies", set()),
         ("from shoal.planning.policies import fused", set()),
-        ("a stage that is on_policy", set()),
+        ("def lag_into_on_policy(): an on-policy stage", set()),
         ("start a Ray actor for each worker", set()),
         ("a factory of refactored obstacles", set()),
     ],

@@ -1,0 +1,196 @@
+"""A graph or a plan, as plain data, to an HTML page of its own: the picture above, tables below."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from shoal.cli.picture import Drawing, draw_graph, draw_plan, fragment_tones, nodes_of
+from shoal.cli.words import Json, Row, count_text, place_text, size_text, value_rows
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<header><h1>{title}</h1><p>{summary}</p></header>
+<main>
+<div id="picture"><svg role="img" aria-label="{title}"></svg></div>
+<p class="legend">{legend}</p>
+{tables}
+</main>
+<div id="tip" role="tooltip" hidden></div>
+<script type="application/json" id="drawing">{drawing}</script>
+<script>
+{library}
+</script>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+LEGEND = {
+    "env": "stage written for one environment",
+    "batch": "stage that sees the whole batch",
+    "host": "stage that runs in Python, on the host",
+    "solid": "read in the same turn",
+    "dash": "read in the next turn",
+    "turn": "sizes are bytes a turn",
+    "tick": "sizes are bytes a tick on channels, bytes a turn inside",
+}
+
+
+def graph_page(graph: Json) -> str:
+    """The page of a traced loop, from `Graph.to_json()`."""
+    stages = list(_stages(graph))
+    summary = f"{graph['envs']} environments · {count_text(len(stages), 'stage')}"
+    tables = [
+        _table("Stages", ("stage", "written for", "source"), map(_stage_cells, stages)),
+        _carried_table(graph, {}),
+    ]
+    return _page(graph["title"], summary, draw_graph(graph), tables)
+
+
+def plan_page(plan: Json) -> str:
+    """The page of a plan, from `Plan.to_json()`."""
+    graph = plan["graph"]
+    total = size_text(sum(channel["bytes"] for channel in plan["channels"]))
+    summary = (
+        f"<b>{escape(plan['distribution'])}</b> · {graph['envs']} environments · "
+        f"{total} a tick between fragments"
+    )
+    tables = [_fragment_table(plan), _channel_table(plan), _carried_table(graph, plan["owners"])]
+    return _page(graph["title"], summary, draw_plan(plan), tables)
+
+
+def _page(title: str, summary: str, drawing: Drawing, tables: Iterable[str]) -> str:
+    kinds = set(_kinds(drawing))
+    shown = {"solid", "dash", "tick" if "fragment" in kinds else "turn", *kinds}
+    legend = (f"<span><i class='{k}'></i>{text}</span>" for k, text in LEGEND.items() if k in shown)
+    return PAGE.format(
+        title=escape(title),
+        summary=summary,
+        style=_asset("page.css"),
+        legend="".join(legend),
+        tables="\n".join(tables),
+        drawing=_json_in_html(asdict(drawing)),
+        library=_asset("dagre.min.js"),
+        script=_asset("page.js"),
+    )
+
+
+def _kinds(drawing: Drawing) -> Iterator[str]:
+    for box in drawing.boxes:
+        yield box.kind
+        if box.inside:
+            yield from _kinds(box.inside)
+
+
+def _fragment_table(plan: Json) -> str:
+    tones = fragment_tones(plan)
+    rows = []
+    for fragment in plan["fragments"]:
+        name = fragment["name"]
+        stages = _stages({"nodes": nodes_of(plan["graph"], name, plan["homes"])})
+        dot = f"<i class='dot {tones[name]}'></i><b>{escape(name)}</b>"
+        held = ", ".join(dict.fromkeys(stage["stage"] for stage, _ in stages))
+        place = place_text(fragment["places"])
+        rows.append((dot, str(fragment["replicas"]), escape(place), escape(held)))
+    return _table("Fragments", ("fragment", "#replicas", "place", "stages"), rows)
+
+
+def _channel_table(plan: Json) -> str:
+    tones, values = fragment_tones(plan), plan["graph"]["values"]
+    rows = []
+    for channel in plan["channels"]:
+        writer, reader = channel["writer"], channel["reader"]
+        moved = [{**values[name], "name": name} for name in channel["values"]]
+        rows.append(
+            (
+                f"<i class='dot {tones[writer]}'></i><b>{escape(writer)}</b> → "
+                f"<i class='dot {tones[reader]}'></i><b>{escape(reader)}</b>",
+                _details(count_text(len(moved), "value"), value_rows(moved)),
+                escape(channel["kind"]),
+                escape(channel["flow"]),
+                str(channel["times"]),
+                size_text(channel["bytes"]),
+            )
+        )
+    head = ("channel", "values", "moves", "flow", "#times a tick", "#bytes a tick")
+    return _table("Channels", head, rows) if rows else "<p>Nothing crosses between fragments.</p>"
+
+
+def _carried_table(graph: Json, owners: Mapping[str, str]) -> str:
+    """What a tick hands to the next, by the fragment that makes its next version."""
+    owned: dict[str, list[Json]] = defaultdict(list)
+    for name in graph["inputs"]:
+        owned[owners.get(name, "")].append({**graph["values"][name], "name": name})
+    rows = [
+        (escape(name), f"<code>{escape(spec)}</code>", size, escape(owner))
+        for owner, values in owned.items()
+        for name, spec, size in value_rows(values)
+    ]
+    head = ("value", "spec", "#bytes", "owner")
+    columns = len(head) if owners else len(head) - 1
+    return _table("Carried from tick to tick", head[:columns], [row[:columns] for row in rows])
+
+
+def _stages(body: Json, depth: int = 0) -> Iterator[tuple[Json, int]]:
+    for node in body["nodes"]:
+        if node["kind"] == "stage":
+            yield node, depth
+        if node.get("body"):
+            yield from _stages(node["body"], depth + (node["kind"] == "stage"))
+
+
+def _stage_cells(found: tuple[Json, int]) -> tuple[str, ...]:
+    stage, depth = found
+    per = "one environment" if stage["per"] == "env" else "the whole batch"
+    name = f"<b class='deep{depth}'>{escape(stage['stage'])}</b>"
+    return name, per, f"<code>{escape(stage['source'])}</code>"
+
+
+def _details(summary: str, rows: Sequence[Row]) -> str:
+    items = "".join(
+        "<li>" + "".join(f"<span>{escape(cell)}</span>" for cell in row) + "</li>" for row in rows
+    )
+    return f"<details><summary>{escape(summary)}</summary><ul>{items}</ul></details>"
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the cells are HTML, and a column whose head begins with `#` holds numbers."""
+    kinds = [" class='number'" if name.startswith("#") else "" for name in head]
+    top = "".join(
+        f"<th{k}>{name.removeprefix('#')}</th>" for k, name in zip(kinds, head, strict=True)
+    )
+    body = "\n".join(
+        "<tr>"
+        + "".join(f"<td{k}>{cell}</td>" for k, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<h2>{title}</h2>\n<div class='table'><table><thead><tr>{top}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _json_in_html(data: Any) -> str:
+    """JSON that no name in it can break out of: a script element ends at the first `</`."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    text = files("shoal.cli").joinpath("assets", name).read_text(encoding="utf-8")
+    return "\n".join(line for line in text.splitlines() if "sourceMappingURL" not in line)
