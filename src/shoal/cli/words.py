@@ -64,7 +64,7 @@ def what_text(values: Sequence[Json]) -> str:
     for value in values:
         sizes[_head(names[value["name"]], depth)] += value["bytes"]
     heads = [_last_word(head) for head in sorted(sizes, key=lambda head: -sizes[head])]
-    words = list(dict.fromkeys(heads))
+    words = sorted(dict.fromkeys(heads), key=lambda word: word == "loop")
     more = f" + {len(words) - NAMES}" if len(words) > NAMES else ""
     return ", ".join(words[:NAMES]) + more
 

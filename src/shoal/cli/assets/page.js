@@ -84,18 +84,23 @@ function dock(arrows, at) {
   }
   for (const docked of sides.values()) {
     docked.sort((a, b) => a.y - b.y);
-    const { box } = docked[0];
-    const room = box.height - 20;
-    const gap = Math.min(PORT, room / docked.length);
-    const wish = docked.reduce((sum, d) => sum + d.y, 0) / docked.length;
-    const reach = Math.max(0, (room - gap * (docked.length - 1)) / 2);
-    const centre = Math.min(Math.max(wish, box.y - reach), box.y + reach);
-    docked.forEach(({ arrow, end, side }, i) => {
-      arrow[end] = {
-        x: box.x + (side * box.width) / 2 + (box.stack && side > 0 ? 2 * STACK : 0), y: centre + gap * (i - (docked.length - 1) / 2),
-      };
-    });
+    const { box, side } = docked[0];
+    const x = box.x + (side * box.width) / 2 + (box.stack && side > 0 ? 2 * STACK : 0);
+    const heights = spread(docked.map((d) => d.y), box.y - box.height / 2 + 12, box.y + box.height / 2 - 12);
+    docked.forEach(({ arrow, end }, i) => { arrow[end] = { x, y: heights[i] }; });
   }
+}
+
+// The rising `wishes` moved between `low` and `high`, and apart where they are too close.
+function spread(wishes, low, high) {
+  const gap = Math.min(PORT, (high - low) / Math.max(1, wishes.length - 1));
+  const found = [];
+  for (const wish of wishes) found.push(Math.max(wish, low, (found.at(-1) ?? -Infinity) + gap));
+  let most = high;
+  for (let i = found.length - 1; i >= 0; i -= 1, most -= gap) {
+    found[i] = most = Math.min(found[i], most);
+  }
+  return found;
 }
 
 // The drawing moved to the origin, with its size.
