@@ -192,5 +192,5 @@ def _json_in_html(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    text = files("shoal.cli").joinpath("assets", name).read_text(encoding="utf-8")
+    text = (files("shoal.cli") / "assets" / name).read_text(encoding="utf-8")
     return "\n".join(line for line in text.splitlines() if "sourceMappingURL" not in line)
