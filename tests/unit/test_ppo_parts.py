@@ -1,0 +1,193 @@
+"""PPO learns the same however its environments are divided, and judges ends of episodes rightly."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shoal.algorithms import ALGORITHMS, PPO, PRESETS, ppo
+from shoal.envs import Box, Discrete, Environment, Transition
+from shoal.errors import SettingError
+from shoal.rl import normalise
+
+KEY = jax.random.PRNGKey(0)
+SMALL = PPO(steps=8, epochs=2, minibatches=2, hidden=(8,))
+
+
+class Drift:
+    """Drifts by the action; terminates beyond 2, is truncated after 3 steps."""
+
+    observation_space = Box(-9.0, 9.0, (2,))
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, key):
+        place = jax.random.normal(key)
+        return {"place": place, "time": 0}, jnp.array([place, 0.0])
+
+    def step(self, key, state, action):
+        time = state["time"] + 1
+        place = state["place"] + 0.1 * jax.random.normal(key) + 0.3 * jnp.sum(action)
+        obs = jnp.array([place, 1.0 * time])
+        return Transition({"place": place, "time": time}, obs, place, place > 2, time >= 3)
+
+
+ENVS = [
+    Environment("steps", Drift(Discrete(3))),
+    Environment("pushes", Drift(Box(-1.0, 1.0, (2,)))),
+]
+
+
+def divide(state, replicas):
+    """A state for each replica, stacked: its part of the rows, and all of the learner."""
+    learner = jax.tree.map(lambda x: jnp.stack([x] * replicas), state.learner)
+    rows = jax.tree.map(lambda x: jnp.stack(jnp.split(x, replicas)), state._replace(learner=()))
+    return rows._replace(learner=learner)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def two_ticks(algorithm, env, state):
+    state, _ = algorithm.tick(env, state)
+    return algorithm.tick(env, state)
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_replicas_learn_what_one_alone_would(monkeypatch, env):
+    algorithm = replace(SMALL, normalise_observations=True, normalise_rewards=True)
+    state = algorithm.init(KEY, env, envs=4)
+    alone, metrics = two_ticks(algorithm, env, state)
+
+    for module in (ppo, normalise):
+        monkeypatch.setattr(module, "mean", lambda tree: jax.lax.pmean(tree, "replicas"))
+    # JAX would take an equal algorithm's trace, made before `mean` was another.
+    twin = replace(algorithm, gae_lambda=algorithm.gae_lambda + 1e-12)
+    run = jax.vmap(partial(two_ticks, twin, env), axis_name="replicas")
+    together, parts = run(divide(state, 2))
+
+    close = partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5)
+    jax.tree.map(close, together, divide(alone, 2))
+    for name, metric in metrics.items():
+        expected = metric.reshape(2, 2) if metric.ndim else jnp.stack([metric] * 2)
+        close(parts[name], expected)
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_an_environment_starts_and_acts_alike_among_few_and_many(env):
+    few, many = (SMALL.init(KEY, env, envs) for envs in (2, 5))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        few._replace(learner=()),
+        jax.tree.map(lambda x: x[:2], many._replace(learner=())),
+    )
+    shared = {"actor": few.learner.params.actor, "obs_moments": few.learner.obs_moments}
+    acted = SMALL.act(few.keys, few.obs, **shared), SMALL.act(many.keys, many.obs, **shared)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:2], rtol=1e-5), *acted)
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_a_tick_keeps_the_state_s_spec_and_its_metrics_are_finite(env):
+    state = SMALL.init(KEY, env, envs=3)
+    after, metrics = SMALL.tick(env, state)
+    spec = partial(jax.tree.map, lambda x: (x.shape, x.dtype))
+    assert spec(after) == spec(state)
+    scalars = {name for name, metric in metrics.items() if metric.ndim == 0}
+    assert scalars == {
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+    }
+    assert set(metrics) - scalars == {"episodes", "episode_return", "episode_length"}
+    assert all(np.all(np.isfinite(metric)) for metric in metrics.values())
+    assert np.all(metrics["episodes"] >= 2)
+    assert np.all(metrics["episode_length"] <= 8)
+
+
+def test_an_advantage_looks_as_far_as_its_own_episode_goes():
+    env = ENVS[0]
+    learner = SMALL.init(KEY, env, envs=3).learner
+    learner = learner._replace(
+        params=learner.params._replace(critic=jax.tree.map(jnp.ones_like, learner.params.critic))
+    )
+    rng = np.random.default_rng(0)
+    terminated, truncated = np.zeros((2, 8, 3), bool)
+    terminated[3, 0], truncated[3, 1], truncated[7, 2] = True, True, True
+    obs, last_obs = rng.normal(size=(2, 9, 3, 2)).astype(np.float32)
+    rollout = ppo.Rollout(
+        obs[:8],
+        np.zeros((8, 3), np.int32),
+        np.zeros((8, 3), np.float32),
+        rng.normal(size=(8, 3)).astype(np.float32),
+        terminated,
+        truncated,
+        last_obs[:8],
+    )
+    batch = SMALL.judge(learner, jax.tree.map(jnp.asarray, rollout), jnp.array(obs[8]))
+
+    def value(obs):
+        return 8 * np.tanh(obs.sum() + 1) + 1
+
+    for i in range(3):
+        advantage = 0.0
+        for t in reversed(range(8)):
+            follows = last_obs[t, i] if truncated[t, i] else obs[t + 1, i]
+            worth = 0.0 if terminated[t, i] else SMALL.discount * value(follows)
+            surprise = rollout.reward[t, i] + worth - value(obs[t, i])
+            goes_on = not (terminated[t, i] or truncated[t, i])
+            advantage = surprise + SMALL.discount * SMALL.gae_lambda * goes_on * advantage
+            np.testing.assert_allclose(batch.advantage[t, i], advantage, rtol=1e-3, atol=1e-3)
+
+
+def test_every_step_is_learnt_from_once_an_epoch():
+    """With a rate of 0 nothing changes, so the mean loss of an epoch is that of the rollout."""
+    algorithm = replace(SMALL, learning_rate=0.0, normalise_advantages=False)
+    whole = replace(algorithm, minibatches=1, epochs=1)
+    state = algorithm.init(KEY, ENVS[0], envs=2)
+    _, parts = algorithm.tick(ENVS[0], state)
+    _, all_at_once = whole.tick(ENVS[0], state)
+    for name in ("policy_loss", "value_loss", "entropy"):
+        np.testing.assert_allclose(parts[name], all_at_once[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_falls_to_nothing():
+    algorithm = replace(SMALL, total_ticks=1)
+    first, _ = algorithm.tick(ENVS[0], algorithm.init(KEY, ENVS[0], envs=2))
+    second, _ = algorithm.tick(ENVS[0], first)
+    jax.tree.map(np.testing.assert_array_equal, first.learner.params, second.learner.params)
+
+
+def test_the_value_clip_holds_the_critic_back():
+    free, held = (replace(SMALL, value_clip=clip) for clip in (None, 1e-3))
+    params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
+    zeros = jnp.zeros((4, 2))
+    batch = ppo.Batch(jnp.ones((4, 2, 2)), jnp.zeros((4, 2), int), zeros, zeros - 9.0, zeros)
+    loss, clipped_loss = (algorithm.loss(params, batch)[1] for algorithm in (free, held))
+    assert clipped_loss["value_loss"] >= loss["value_loss"]
+
+
+def test_steps_must_divide_into_minibatches():
+    with pytest.raises(SettingError, match="128 steps into 3 minibatches"):
+        PPO(minibatches=3)
+
+
+def test_observations_of_any_shape_and_type_are_seen_flat():
+    moments = normalise.init_moments((3, 2))
+    assert SMALL.features(jnp.ones((3, 2), bool), moments).shape == (6,)
+    assert SMALL.features(jnp.ones((5, 4, 3, 2), jnp.uint8), moments).shape == (5, 4, 6)
+    assert SMALL.features(jnp.ones((3, 2), bool), moments).dtype == jnp.float32
+
+
+def test_every_preset_is_of_its_algorithm():
+    assert {"CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0"} <= set(
+        PRESETS["ppo"]
+    )
+    for name, presets in PRESETS.items():
+        for preset in presets.values():
+            assert isinstance(preset.algorithm, ALGORITHMS[name])
+            assert preset.algorithm.total_ticks == preset.ticks

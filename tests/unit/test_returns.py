@@ -1,0 +1,122 @@
+"""Returns and advantages are what a plain loop over the steps says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shoal.rl import returns
+
+LAW = settings(max_examples=40, deadline=None)
+gae = jax.jit(returns.gae)
+discounted_return = jax.jit(returns.discounted_return)
+past_return = jax.jit(returns.past_return)
+STEPS = 12
+GAMMA, LAMBDA = 0.9, 0.8
+numbers = hnp.arrays(np.float32, STEPS, elements=st.floats(-5, 5, width=32))
+ends = hnp.arrays(bool, STEPS)
+
+
+def call_gae(reward, value, next_value, terminated, truncated, lambda_=LAMBDA):
+    return gae(
+        jnp.array(reward),
+        jnp.array(GAMMA * ~terminated),
+        jnp.array(value),
+        jnp.array(next_value),
+        jnp.array(lambda_ * ~(terminated | truncated)),
+    )
+
+
+@LAW
+@given(numbers, numbers, numbers, ends, ends)
+def test_gae_is_the_discounted_sum_of_surprises_up_to_the_episode_s_end(
+    reward, value, next_value, terminated, truncated
+):
+    expected = np.zeros(STEPS)
+    for t in range(STEPS):
+        for k in range(t, STEPS):
+            worth = 0.0 if terminated[k] else GAMMA * next_value[k]
+            surprise = reward[k] + worth - value[k]
+            expected[t] += (GAMMA * LAMBDA) ** (k - t) * surprise
+            if terminated[k] or truncated[k]:
+                break
+    actual = call_gae(reward, value, next_value, terminated, truncated)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@LAW
+@given(numbers, numbers, numbers, ends, ends, st.integers(0, STEPS - 2))
+def test_what_follows_an_episode_s_end_does_not_count(
+    reward, value, next_value, terminated, truncated, end
+):
+    truncated[end], terminated[end] = True, False
+    base = call_gae(reward, value, next_value, terminated, truncated)
+    reward[end + 1 :] += 100
+    value[end + 1 :] -= 50
+    next_value[end + 1 :] += 7
+    changed = call_gae(reward, value, next_value, terminated, truncated)
+    np.testing.assert_array_equal(base[: end + 1], changed[: end + 1])
+
+
+@LAW
+@given(numbers, numbers, numbers, ends, ends)
+def test_lambda_0_is_one_step_and_lambda_1_is_the_whole_return(
+    reward, value, next_value, terminated, truncated
+):
+    one_step = call_gae(reward, value, next_value, terminated, truncated, 0.0)
+    np.testing.assert_allclose(
+        one_step, reward + GAMMA * ~terminated * next_value - value, rtol=1e-5, atol=1e-5
+    )
+    # A critic consistent in itself cancels out of the sum, so that only the return is left.
+    done = terminated | truncated
+    consistent = np.where(done, next_value, np.append(value[1:], next_value[-1]))
+    whole = call_gae(reward, value, consistent, terminated, truncated, 1.0)
+    folded = reward + GAMMA * (truncated & ~terminated) * next_value
+    folded[-1] = reward[-1] + GAMMA * next_value[-1] * ~terminated[-1]
+    returns = discounted_return(folded, jnp.array(GAMMA * ~done), jnp.float32(0))
+    np.testing.assert_allclose(whole + value, returns, rtol=1e-4, atol=1e-4)
+
+
+def test_a_truncated_step_is_worth_its_last_observation_a_terminated_one_nothing():
+    one, zero = np.float32([1.0]), np.float32([0.0])
+    yes, no = np.array([True]), np.array([False])
+    np.testing.assert_allclose(call_gae(one, zero, 10 * one, no, yes), [1 + GAMMA * 10])
+    np.testing.assert_allclose(call_gae(one, zero, 10 * one, yes, no), [1])
+
+
+@LAW
+@given(numbers, ends, st.floats(-5, 5, width=32))
+def test_discounted_return_is_the_plain_sum(reward, terminated, last):
+    discount = np.float32(GAMMA) * ~terminated
+    total, expected = last, []
+    for t in reversed(range(STEPS)):
+        total = reward[t] + discount[t] * total
+        expected.insert(0, total)
+    actual = discounted_return(jnp.array(reward), jnp.array(discount), jnp.float32(last))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@LAW
+@given(numbers, ends, st.integers(1, STEPS - 1))
+def test_past_return_looks_back_within_the_episode_and_can_be_taken_in_parts(reward, done, part):
+    discount = jnp.array(GAMMA * ~done)
+    expected, total = [], 0.0
+    for t in range(STEPS):
+        total = total + reward[t]
+        expected.append(total)
+        total = 0.0 if done[t] else GAMMA * total
+    kept, actual = past_return(jnp.array(reward), discount, jnp.float32(0))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    first, _ = past_return(jnp.array(reward[:part]), discount[:part], jnp.float32(0))
+    again, _ = past_return(jnp.array(reward[part:]), discount[part:], first)
+    np.testing.assert_array_equal(kept, again)
+
+
+def test_further_axes_are_a_batch():
+    rng = np.random.default_rng(0)
+    arguments = rng.normal(size=(5, STEPS, 3)).astype(np.float32)
+    batched = gae(*jnp.array(arguments))
+    each = [gae(*jnp.array(arguments[:, :, i])) for i in range(3)]
+    np.testing.assert_allclose(batched, np.stack(each, 1), rtol=1e-5)
