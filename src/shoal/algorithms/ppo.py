@@ -174,11 +174,9 @@ class PPO:
         value_t = value(rollout.obs)
         # A step leads to what the next one acts on, save where the time was up: a fresh start.
         next_value_t = jnp.concatenate([value_t[1:], value(obs)[None]])
-        next_value_t = lax.cond(
-            jnp.any(rollout.truncated),
-            lambda: jnp.where(rollout.truncated, value(rollout.last_obs), next_value_t),
-            lambda: next_value_t,
-        )
+        ran_out = rollout.truncated
+        last_value_t = lax.cond(jnp.any(ran_out), value, lambda _: value_t, rollout.last_obs)
+        next_value_t = jnp.where(ran_out, last_value_t, next_value_t)
         discount_t = self.discount * ~rollout.terminated
         lambda_t = self.gae_lambda * ~_ends(rollout)
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
@@ -188,6 +186,8 @@ class PPO:
     @stage
     def grad(self, params: Params, batch: Batch) -> tuple[Params, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
+        # Time and environments as one axis: XLA's matrix products are twice as fast on it.
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         return jax.grad(self.loss, has_aux=True)(params, batch)
 
     @stage

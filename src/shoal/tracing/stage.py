@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
+import numpy as np
 
 from shoal.errors import TraceError
 from shoal.tracing.agree import gather, mean, traced_replicas
@@ -29,6 +30,7 @@ class Mark:
 
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[str, tuple[str, ...]] = {}
+_HOSTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 _LABEL = re.compile(r"^(?P<name>.+)@(?P<index>\d+)$")
 
 
@@ -41,6 +43,12 @@ def mark_of(label: str) -> Mark | None:
 def output_names(label: str) -> tuple[str, ...]:
     """The names of the leaves that the stage behind `label` returned when last traced."""
     return _OUTPUTS.get(label, ())
+
+
+def call_host(label: str, args: list[Any]) -> list[Any]:
+    """Call the Python behind a host stage with its flat arguments as NumPy arrays."""
+    function, tree = _HOSTS[label]
+    return jax.tree.leaves(function(*jax.tree.unflatten(tree, [np.asarray(x) for x in args])))
 
 
 @overload
@@ -86,12 +94,14 @@ def host(
 
     def wrap(function: Callable[..., Any]) -> Stage:
         mark = Mark(name or function.__name__, per, True, False, source_of(function))
+        label = label_of(mark)
 
         def called(*args: Any) -> Any:
             specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+            _HOSTS[label] = function, jax.tree.structure(args)
             return jax.pure_callback(function, returns(*specs), *args)
 
-        return Stage(called, label_of(mark))
+        return Stage(called, label)
 
     return wrap
 

@@ -1,0 +1,87 @@
+"""Which stage first made a number that isn't finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.errors import NotFiniteError
+from shoal.graph.ir import Graph, Loop, Node, Stage
+from shoal.planning.plan import Plan
+from shoal.runtime.reference import Delayed
+from shoal.tracing.interpret import Env, run_code
+
+
+def not_finite(plan: Plan, start: Mapping[str, Any], first: int, tick: int, bad: list[str]) -> NotFiniteError:
+    """The error for metrics `bad` at `tick`: replays the loop from `start`, the state at `first`.
+
+    A plan computes the same numbers every time, so the replay finds the last good state and the
+    stage that spoiled it.
+    """
+    delayed = Delayed(plan)
+    inputs = delayed.start(start)
+    turn = jax.jit(lambda x: delayed.tick(x)[0])
+    for _ in range(tick - first):
+        inputs = turn(inputs)
+    good = delayed.finish(inputs)
+    culprit = blame(plan.graph, [good[name] for name in plan.graph.inputs])
+    stage = culprit.stage if isinstance(culprit, Stage) else getattr(culprit, "op", "the loop")
+    error = NotFiniteError(
+        f"`{bad[0]}` is not finite at tick {tick}; stage `{stage}` made the first NaN or infinity",
+        "The state before this tick is kept. Lower the learning rate, clip gradients, or look at what the stage divides by.",
+        getattr(culprit, "source", ""),
+        tick,
+    )
+    error.state = good
+    return error
+
+
+def blame(graph: Graph, inputs: list[Any]) -> Node | None:
+    """The first node of a tick that writes a number that isn't finite, stages inside stages included."""
+    env: Env = dict(zip(graph.inputs, inputs, strict=True))
+    return _first_bad(graph.nodes, env)
+
+
+def _first_bad(nodes: tuple[Node, ...], env: Env) -> Node | None:
+    for node in nodes:
+        found = _turns(node, env) if isinstance(node, Loop) else _one(node, env)
+        if found is not None:
+            return found
+    return None
+
+
+def _one(node: Any, env: Env) -> Node | None:
+    made = run_code(node.code, env)
+    if all(is_finite(x) for x in made.values()):
+        env.update(made)
+        return None
+    if isinstance(node, Stage) and node.body is not None:
+        inner = _first_bad(node.body.nodes, dict(env))
+        return inner if isinstance(inner, Stage) else node
+    return node
+
+
+def _turns(loop: Loop, env: Env) -> Node | None:
+    """A loop, turn by turn in Python."""
+    inside = dict(env) | {c.before: env[c.first] for c in loop.carries}
+    ys: list[list[Any]] = []
+    for i in range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length):
+        inside.update({s.inner: env[s.outer][i] for s in loop.slices})
+        found = _first_bad(loop.body.nodes, inside)
+        if found is not None:
+            return found
+        ys.append([inside[s.inner] for s in loop.stacks])
+        inside.update({c.before: x for c, x in zip(loop.carries, [inside[c.after] for c in loop.carries], strict=True)})
+    ys = ys[::-1] if loop.reverse else ys
+    env.update({c.final: inside[c.before] for c in loop.carries})
+    env.update({s.outer: jnp.stack([y[k] for y in ys]) for k, s in enumerate(loop.stacks)})
+    return None
+
+
+def is_finite(x: Any) -> bool:
+    """Whether a value has no NaN or infinity; what can't have any has none."""
+    return not jnp.issubdtype(x.dtype, jnp.inexact) or bool(np.all(np.isfinite(np.asarray(x, np.float64))))

@@ -1,0 +1,222 @@
+"""Segments to XLA: one jitted function each, over one replica or over all that run as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from shoal.graph.ir import Agree, Graph, Loop, Node, Value
+from shoal.planning.assign import assign_stages
+from shoal.planning.homes import Sites
+from shoal.planning.plan import Plan
+from shoal.planning.program import Call, Do, Instruction, Repeat
+from shoal.runtime.program import Room, Segment, Slice, Stack, Work
+from shoal.tracing.agreeing import agreeing
+from shoal.tracing.interpret import run_code
+from shoal.tracing.jaxprs import bind
+
+LANES, DEVICES = "lanes", "devices"
+PART: Literal["part"] = "part"
+Env = dict[str, Any]
+# How an array lies over replicas: the same on all, rows along an axis, or one for each replica.
+Lay = int | None | Literal["part"]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How one fragment's work becomes XLA programs."""
+
+    plan: Plan
+    fragment: str
+
+    @cached_property
+    def replicas(self) -> int:
+        """Replicas of the fragment."""
+        return self.plan.distribution.fragment(self.fragment).replicas
+
+    @cached_property
+    def one_program(self) -> bool:
+        """Whether all replicas run as one program."""
+        return self.plan.one_program(self.fragment)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph as one replica sees it: with its own share of the environments."""
+        whole = self.plan.graph
+        traced = whole.origin.at(whole.envs // self.replicas, self.replicas)
+        return assign_stages(traced, self.plan.distribution)[0]
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The replica's sites."""
+        return Sites(self.graph, self.plan.sites.opened).nodes
+
+    @cached_property
+    def loops(self) -> dict[str, Loop]:
+        """The replica's opened loops."""
+        return {loop.name: loop for loop, _ in Sites(self.graph, self.plan.sites.opened).loops}
+
+    @cached_property
+    def stacked(self) -> frozenset[str]:
+        """Values that arrive as one from each replica of their writer, to be agreed on here."""
+        return frozenset(
+            v for c in self.plan.channels if c.reader == self.fragment
+            for v in c.values if is_stacked(self.plan, c.writer, v)
+        )  # fmt: skip
+
+    @cached_property
+    def devices(self) -> list[Any]:
+        """The JAX devices of the fragment's replicas, each once."""
+        places = dict.fromkeys(p.device for p in self.plan.places[self.fragment])
+        return [jax.devices(d.kind)[d.index] for d in places]
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The devices that one program spans, if it spans several."""
+        count = math.gcd(len(self.devices), self.replicas)
+        return Mesh(np.array(self.devices[:count]), (DEVICES,)) if self.one_program and count > 1 else None
+
+    @cached_property
+    def lanes(self) -> int:
+        """Replicas that share a device, batched into one."""
+        return self.replicas // (self.mesh.size if self.mesh else 1) if self.one_program else 1
+
+    def sharding(self, value: str, endpoint: int) -> Any:
+        """Where a value lives when this fragment holds it."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[endpoint % len(self.devices)])
+        return NamedSharding(self.mesh, spec(self.lay(value)))
+
+    def compile(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
+        """A segment as a jitted function of what it reads."""
+
+        def work(*args: Any) -> tuple[Any, ...]:
+            env = dict(zip(segment.reads, args, strict=True))
+            self.run(segment.work, env)
+            return tuple(env[name] for name in segment.writes)
+
+        donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
+        lays = [self.lay(r) for r in segment.reads], [self.lay(w) for w in segment.writes]
+        return jax.jit(self.spread(work, *lays), donate_argnums=donated)
+
+    def spread(self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
+        """`work` of one replica as work of all replicas that run as one program."""
+        if self.lanes > 1:
+            work = _over_lanes(work, ins, outs, self.lanes)
+        elif self.one_program:
+            work = _alone(work, ins, outs)
+        if self.mesh is not None:
+            specs = tuple(map(spec, ins)), tuple(map(spec, outs))
+            work = jax.shard_map(work, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+        return work
+
+    def lay(self, name: str) -> Lay:
+        """How a value lies over the replicas of this fragment."""
+        value = self.plan.graph.values.get(name)  # None for the turn of a loop
+        if value is None:
+            return None
+        return PART if value.axis is None and value.part and name not in self.stacked else value.axis
+
+    def run(self, work: Iterable[Work | Instruction], env: Env) -> None:
+        """Do work in order, entering what it makes into `env`."""
+        axes = tuple(name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on)
+        run = agreeing(axes) if axes else bind
+        for item in work:
+            match item:
+                case Do(name) | Call(name):
+                    node = self.nodes[name]
+                    if isinstance(node, Agree) and set(node.reads) & self.stacked:
+                        env[node.writes[0]] = jnp.mean(env[node.reads[0]], axis=0)
+                    else:
+                        env.update(run_code(node.code, env, run))
+                case Repeat(name, body):
+                    self._scan(self.loops[name], body, env)
+                case Slice(outer, inner, index):
+                    env[inner] = jax.lax.dynamic_index_in_dim(env[outer], env[index], keepdims=False)
+                case Room(outer):
+                    env[outer] = room(self.graph.values[outer])
+                case Stack(inner, outer, index):
+                    env[outer] = jax.lax.dynamic_update_index_in_dim(env[outer], env[inner], env[index], 0)
+
+    def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env) -> None:
+        """This fragment's part of a loop, as one XLA loop."""
+        holds = partial(self._makes, body)
+        carries = [c for c in loop.carries if not c.unchanged and holds(c.after)]
+        same = {c.before: env[c.first] for c in loop.carries if c.unchanged and c.first in env}
+        slices = [s for s in loop.slices if s.outer in env]
+        stacks = [s for s in loop.stacks if holds(s.inner)]
+
+        def turn(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            inside = env | same
+            inside |= {c.before: x for c, x in zip(carries, carry, strict=True)}
+            inside |= {s.inner: x for s, x in zip(slices, xs, strict=True)}
+            self.run(body, inside)
+            return [inside[c.after] for c in carries], [inside[s.inner] for s in stacks]
+
+        first, xs = [env[c.first] for c in carries], [env[s.outer] for s in slices]
+        final, ys = jax.lax.scan(turn, first, xs, loop.length, loop.reverse)
+        env.update({c.final: x for c, x in zip(carries, final, strict=True)})
+        env.update({c.final: env[c.first] for c in loop.carries if c.unchanged and c.first in env})
+        env.update({s.outer: y for s, y in zip(stacks, ys, strict=True)})
+
+    def _makes(self, body: tuple[Instruction, ...], value: str) -> bool:
+        return self.fragment in self.plan.sites.holders(value, self.plan.homes)
+
+
+def spec(lay: Lay) -> PartitionSpec:
+    """Along which axis of an array replicas lie."""
+    if lay is None:
+        return PartitionSpec()
+    return PartitionSpec(DEVICES) if lay == PART else PartitionSpec(*[None] * lay, DEVICES)
+
+
+def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
+    """With one replica a device, what replicas differ on has a first axis of one."""
+
+    def alone(*args: Any) -> tuple[Any, ...]:
+        results = work(*(x[0] if lay == PART else x for x, lay in zip(args, ins, strict=True)))
+        return tuple(x[None] if lay == PART else x for x, lay in zip(results, outs, strict=True))
+
+    return alone
+
+
+def _over_lanes(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int) -> Callable[..., Any]:
+    """Replicas that share a device, batched into one program along `LANES`."""
+
+    def apart(x: Any, lay: Lay) -> Any:
+        return x.reshape(*x.shape[:lay], lanes, -1, *x.shape[lay + 1 :]) if isinstance(lay, int) else x
+
+    def together(x: Any, lay: Lay) -> Any:
+        if isinstance(lay, int):
+            return x.reshape(*x.shape[:lay], -1, *x.shape[lay + 2 :])
+        return x if lay == PART else x[0]  # all lanes agree
+
+    def batched(*args: Any) -> tuple[Any, ...]:
+        split = [apart(x, lay) for x, lay in zip(args, ins, strict=True)]
+        in_axes = tuple(0 if lay == PART else lay for lay in ins)
+        out_axes = tuple(lay if isinstance(lay, int) else 0 for lay in outs)
+        results = jax.vmap(work, in_axes, out_axes, axis_name=LANES, axis_size=lanes)(*split)
+        return tuple(together(x, lay) for x, lay in zip(results, outs, strict=True))
+
+    return batched
+
+
+def is_stacked(plan: Plan, writer: str, value: str) -> bool:
+    """Whether a value crosses as one from each replica, because replicas differ on it."""
+    spec = plan.graph.values[value]
+    return spec.part and spec.axis is None and plan.distribution.fragment(writer).replicas > 1
+
+
+def room(value: Value) -> Any:
+    """An array to be filled, turn by turn."""
+    if value.dtype.startswith("key<"):
+        return jax.lax.broadcast(jax.random.key(0), value.shape)
+    return jnp.zeros(value.shape, value.dtype)

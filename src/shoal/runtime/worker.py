@@ -1,0 +1,119 @@
+"""A worker: one end of a fragment, its values, and its program turned tick by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.planning.plan import Plan
+from shoal.runtime.channels import Channel
+from shoal.runtime.fire import Did, Replica, Wants
+from shoal.runtime.lower import Lowering
+from shoal.runtime.program import HostCall, Move, Operation, Program, Segment, Turns, walk
+from shoal.tracing.jaxprs import Fixed
+from shoal.tracing.stage import call_host
+
+Metrics = dict[str, Any]
+Report = Callable[[int, Replica, Metrics], None]
+
+
+class Failure(Exception):  # noqa: N818  carries a worker's error to whoever started it
+    """A worker's error, with the replica and tick it happened at."""
+
+    def __init__(self, replica: Replica, tick: int, error: BaseException) -> None:
+        super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
+        self.replica, self.tick, self.error = replica, tick, error
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What all ends of one fragment share: its program and the compiled segments."""
+
+    plan: Plan
+    lowering: Lowering
+    program: Program
+    compiled: Mapping[int, Callable[..., Any]]
+
+
+def make_crew(plan: Plan, lowering: Lowering, program: Program) -> Crew:
+    """Compile lazily, once for all ends."""
+    segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
+    return Crew(plan, lowering, program, {id(s): lowering.compile(s) for s in segments})
+
+
+class Worker:
+    """One end of a fragment: a replica, or all of them where they run as one program."""
+
+    def __init__(
+        self, crew: Crew, end: int, state: Mapping[str, Any], channels: Mapping[str, Channel], report: Report
+    ) -> None:
+        self.replica: Replica = (crew.program.fragment, end)
+        self.tick = 0
+        self._crew, self._channels, self._report = crew, channels, report
+        held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
+        self._env = {name: self._share(name, state[name]) for name in held}
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What this end carries between ticks."""
+        return {before: self._env[before] for before, _ in self._crew.program.carry}
+
+    def ticks(self, count: int) -> Iterator[Wants | Did]:
+        """Turn `count` ticks; every move is announced before and after it is made."""
+        program = self._crew.program
+        for _ in range(count):
+            yield from self._run(program.operations)
+            self._report(self.tick, self.replica, {m: self._env[v] for m, v in program.metrics})
+            kept = {before: self._env[after] for before, after in program.carry}
+            self._env = kept | {name: self._env[name] for name in program.constants}
+            self.tick += 1
+
+    def _run(self, operations: tuple[Operation, ...]) -> Iterator[Wants | Did]:
+        env = self._env
+        for operation in operations:
+            match operation:
+                case Segment(_, reads, writes):
+                    results = self._crew.compiled[id(operation)](*[env[r] for r in reads])
+                    env.update(zip(writes, results, strict=True))
+                case Move(channel, takes, values):
+                    yield Wants(self.replica, channel, takes)
+                    if takes:
+                        env.update(self._channels[channel].take(self.replica[1]))
+                    else:
+                        self._channels[channel].put(self.replica[1], {v: env[v] for v in values})
+                    yield Did(self.replica, channel, takes)
+                case Turns():
+                    yield from self._turn(operation)
+                case HostCall(node):
+                    self._call(node)
+
+    def _turn(self, turns: Turns) -> Iterator[Wants | Did]:
+        env, loop = self._env, turns.loop
+        env.update({name: env[first] for first, name in turns.renames if first in env})
+        env.update({c.before: env[c.first] for c in turns.carries})
+        order = range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length)
+        for turn in order:
+            env[turns.index] = np.int32(turn)
+            yield from self._run(turns.body)
+            env.update({c.before: env[c.after] for c in turns.carries})
+        env.update({c.final: env[c.before] for c in turns.carries})
+
+    def _call(self, name: str) -> None:
+        code = self._crew.lowering.nodes[name].code
+        args = [a.value if isinstance(a, Fixed) else self._env[a] for a in code.args]
+        results = call_host(code.label, args)
+        self._env.update({o: x for o, x in zip(code.outs, results, strict=True) if o is not None})
+
+    def _share(self, name: str, x: Any) -> Any:
+        """This end's rows of a carried value, copied to where the end runs."""
+        lowering, end = self._crew.lowering, self.replica[1]
+        axis = self._crew.plan.graph.values[name].axis
+        ends = self._crew.plan.endpoints(self.replica[0])
+        if axis is not None and ends > 1:
+            rows = x.shape[axis] // ends
+            x = jax.lax.slice_in_dim(x, end * rows, (end + 1) * rows, axis=axis)
+        return jax.device_put(x, lowering.sharding(name, end), may_alias=False)
