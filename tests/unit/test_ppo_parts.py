@@ -51,8 +51,9 @@ def divide(state, replicas):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def two_ticks(algorithm, env, state):
-    state, _ = algorithm.tick(env, state)
-    return algorithm.tick(env, state)
+    """The state after two ticks, and the metrics of the second."""
+    state, metrics = jax.lax.scan(lambda s, _: algorithm.tick(env, s), state, length=2)
+    return state, jax.tree.map(lambda x: x[1], metrics)
 
 
 @pytest.mark.parametrize("env", ENVS)

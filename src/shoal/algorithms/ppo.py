@@ -175,7 +175,8 @@ class PPO:
         # A step leads to what the next one acts on, save where the time was up: a fresh start.
         next_value_t = jnp.concatenate([value_t[1:], value(obs)[None]])
         ran_out = rollout.truncated
-        last_value_t = lax.cond(jnp.any(ran_out), value, lambda _: value_t, rollout.last_obs)
+        some = mean(jnp.any(ran_out).astype(jnp.float32)) > 0
+        last_value_t = lax.cond(some, value, lambda _: value_t, rollout.last_obs)
         next_value_t = jnp.where(ran_out, last_value_t, next_value_t)
         discount_t = self.discount * ~rollout.terminated
         lambda_t = self.gae_lambda * ~_ends(rollout)
