@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cli.page import graph_page, plan_page
-from shoal.cli.words import place_text, size_text, value_rows, what_text
+from shoal.graph.words import place_text, size_text, value_rows, what_text
 
 VALUES = {
     "params": {"shape": [4, 2], "dtype": "float32", "bytes": 32, "axis": None},
@@ -44,6 +44,7 @@ def example_plan(mover="mover", fitter="fitter"):
         {"name": mover, "replicas": 4, "places": [f"host0/cpu:{i}" for i in range(4)]},
         {"name": fitter, "replicas": 1, "places": ["host0/gpu:0"]},
     ]
+    fragments = [{**fragment, "one_program": False} for fragment in fragments]
     flow = {"times": 1, "flow": "lockstep", "bytes": 12}
     channels = [
         {"writer": mover, "reader": fitter, "values": ["sum"], "kind": "gather of 4", **flow},

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from shoal.cli.picture import Drawing, draw_graph, draw_plan, fragment_tones, nodes_of
-from shoal.cli.words import Json, Row, count_text, place_text, size_text, value_rows
+from shoal.graph.words import Json, Row, count_text, place_text, size_text, value_rows
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -106,8 +106,14 @@ def _fragment_table(plan: Json) -> str:
         dot = f"<i class='dot {tones[name]}'></i><b>{escape(name)}</b>"
         held = ", ".join(dict.fromkeys(stage["stage"] for stage, _ in stages))
         place = place_text(fragment["places"])
-        rows.append((dot, str(fragment["replicas"]), escape(place), escape(held)))
+        rows.append((dot, _replicas(fragment), escape(place), escape(held)))
     return _table("Fragments", ("fragment", "#replicas", "place", "stages"), rows)
+
+
+def _replicas(fragment: Json) -> str:
+    return (
+        f"{fragment['replicas']} as one" if fragment["one_program"] else str(fragment["replicas"])
+    )
 
 
 def _channel_table(plan: Json) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cli.words import Json, Row, name_text, place_text, size_text, value_rows, what_text
+from shoal.graph.words import Json, Row, name_text, place_text, size_text, value_rows, what_text
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -91,14 +91,15 @@ def _fragment_box(plan: Json, fragment: Json, tones: Mapping[str, str]) -> Box:
     name, replicas, graph = fragment["name"], fragment["replicas"], plan["graph"]
     nodes = nodes_of(graph, name, plan["homes"])
     places = place_text(fragment["places"])
-    facts = (("replicas", str(replicas)), ("place", places))
+    as_one = " as one" if fragment["one_program"] else ""
+    facts = (("replicas", f"{replicas}{as_one}"), ("place", places))
     return Box(
         id=name,
         kind="fragment",
         label=name,
         title=f"fragment {name}",
         facts=(*facts, ("environments", f"{graph['envs'] // replicas} each")),
-        badge=f"× {replicas}",
+        badge=f"× {replicas}{as_one}",
         note=places,
         tone=tones[name],
         stack=replicas > 1,
