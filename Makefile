@@ -42,7 +42,7 @@ test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions
 
 bench: .venv/.ready-dev ## Run the benchmarks
-	@$(MAKE) --no-print-directory -C benchmarks PYTHON=$(CURDIR)/$(BIN)/python
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 bless: .venv/.ready-dev ## Accept today's prints as the golden ones (look at the diff before you commit)
 	@$(BIN)/python -m pytest -n 2 --bless
