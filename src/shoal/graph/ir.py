@@ -153,6 +153,17 @@ class Graph:
         """Pairs of an input and the output that becomes it in the next turn."""
         return tuple(zip(self.inputs, self.outputs, strict=False))
 
+    def __str__(self) -> str:
+        from shoal.graph.show import graph_text
+
+        return graph_text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph as plain JSON data."""
+        from shoal.graph.show import graph_json
+
+        return graph_json(self)
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Every use of a stage, loops included, nested stages not."""

@@ -14,7 +14,9 @@ from shoal.planning.policy import PER_BATCH, PER_ENV, THE_REST, DistributionPoli
 def assign_stages(graph: Graph, distribution: DistributionPolicy) -> tuple[Graph, dict[str, str]]:
     """`graph` with the stages laid open that the policy looks into, and each stage node's fragment."""
     check_names(graph, distribution)
-    opened = {full.rsplit("/", 1)[0] for full, _ in nested_stages(graph) if _chosen(full, distribution)}
+    opened = {
+        full.rsplit("/", 1)[0] for full, _ in nested_stages(graph) if _chosen(full, distribution)
+    }
     nodes = tuple(_open(graph.nodes, opened, ""))
     return replace(graph, nodes=nodes), dict(_fragments(nodes, distribution))
 
@@ -57,7 +59,9 @@ def _open(nodes: tuple[Node, ...], opened: set[str], path: str) -> Iterator[Node
             yield node
 
 
-def _fragments(nodes: tuple[Node, ...], distribution: DistributionPolicy) -> Iterator[tuple[str, str]]:
+def _fragments(
+    nodes: tuple[Node, ...], distribution: DistributionPolicy
+) -> Iterator[tuple[str, str]]:
     for node in nodes:
         if isinstance(node, Loop):
             yield from _fragments(node.body.nodes, distribution)
@@ -69,7 +73,11 @@ def fragment_of(stage: Stage, distribution: DistributionPolicy) -> Fragment:
     """The fragment that holds `stage`: by name, then pattern, then kind, then the enclosing stage."""
     for name in _enclosing(stage.stage):
         for grade in range(4):
-            found = [f for f in distribution.fragments if any(_grade(s, name, stage) == grade for s in f.stages)]
+            found = [
+                f
+                for f in distribution.fragments
+                if any(_grade(s, name, stage) == grade for s in f.stages)
+            ]
             if len(found) > 1:
                 both = " and ".join(f"`{f.name}`" for f in found[:2])
                 raise CutError(

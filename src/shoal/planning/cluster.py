@@ -59,7 +59,9 @@ def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple
         kind = _kind(fragment, cluster)
         room = cluster.places(kind)
         first = turn[kind] if len(room) >= turn[kind] + fragment.replicas else 0
-        placed[fragment.name] = tuple(room[(first + i) % len(room)] for i in range(fragment.replicas))
+        placed[fragment.name] = tuple(
+            room[(first + i) % len(room)] for i in range(fragment.replicas)
+        )
         turn[kind] = first + fragment.replicas
     return placed
 

@@ -14,8 +14,14 @@ _MOST_SWEEPS = 8
 
 def place_glue(sites: Sites, stages: Mapping[str, str], distribution: DistributionPolicy) -> Homes:
     """A home for every site: stages where the policy says, glue where fewest bytes cross."""
-    homes = {name: frozenset({stages[name]}) for name, node in sites.nodes.items() if isinstance(node, Stage)}
-    homes |= {n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)}
+    homes = {
+        name: frozenset({stages[name]})
+        for name, node in sites.nodes.items()
+        if isinstance(node, Stage)
+    }
+    homes |= {
+        n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
+    }
     free = [name for name in sites.nodes if name not in homes]
     fallback = frozenset({min(distribution.fragments, key=lambda f: f.replicas).name})
     homes |= dict.fromkeys(free, fallback)
@@ -72,7 +78,9 @@ def _source(sites: Sites, value: str) -> str:
     return value
 
 
-def _moves(sites: Sites, homes: Homes, name: str, free: set[str]) -> Iterator[dict[str, frozenset[str]]]:
+def _moves(
+    sites: Sites, homes: Homes, name: str, free: set[str]
+) -> Iterator[dict[str, frozenset[str]]]:
     """Other homes for a site that something crosses at: its neighbours', alone or with its glue."""
     node, here = sites.nodes[name], homes[name]
     near: set[frozenset[str]] = set()
@@ -115,7 +123,9 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
     for node in sites.nodes.values():
         for home in homes[node.name]:
             total += 1e-3  # work done twice should save something
-            if distribution.fragment(home).replicas > 1 and not may_replicate(sites, node, home, homes):
+            if distribution.fragment(home).replicas > 1 and not may_replicate(
+                sites, node, home, homes
+            ):
                 total += _FORBIDDEN
     return total
 

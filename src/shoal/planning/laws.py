@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves
-from shoal.planning.plan import Plan
+from shoal.planning.cluster import Cluster
+from shoal.planning.plan import Plan, draw_plan
+from shoal.planning.policy import DistributionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,11 @@ class Law:
 
     name: str
     breaches: Callable[[Plan], Iterator[ShoalError]]
+
+
+def make_plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster) -> Plan:
+    """How `graph` runs on `cluster` when distributed by `distribution`."""
+    return check_plan(draw_plan(graph, distribution, cluster))
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -48,7 +55,7 @@ def shared_keys(plan: Plan) -> Iterator[ShoalError]:
                 yield CutError(
                     f"{_called(inner)} draws numbers for every environment from one key, and "
                     f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
-                    "Carry one key per environment and split it per row, in a stage with per=\"env\".",
+                    'Carry one key per environment and split it per row, in a stage with per="env".',
                     place,
                 )
 
@@ -132,7 +139,9 @@ def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
         for stage in Graph((), (), (node,)).stages:
             inside = stage.body is not None and any(s.host for s in stage.body.stages)
             home = next(iter(plan.homes[node.name]))
-            if inside or (stage.host and (alone or plan.one_program(home) or isinstance(node, Loop))):
+            if inside or (
+                stage.host and (alone or plan.one_program(home) or isinstance(node, Loop))
+            ):
                 name = plan.distribution.name if not inside else f"stage `{stage.stage}`"
                 yield CutError(
                     f"host stage `{_host_name(stage)}` is inside a loop that {name} compiles into one program",
@@ -153,11 +162,17 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
     held: dict[object, int] = {}
     room = {p: p.device.memory for places in plan.places.values() for p in places}
     for fragment in plan.distribution.fragments:
-        carried = [v for v, after in plan.graph.carry if fragment.name in plan.sites.holders(after, plan.homes)]
+        carried = [
+            v
+            for v, after in plan.graph.carry
+            if fragment.name in plan.sites.holders(after, plan.homes)
+        ]
         taken = [v for c in plan.channels if c.reader == fragment.name for v in c.values]
         values = [plan.graph.values[v] for v in {*carried, *taken}]
         for place in plan.places[fragment.name]:
-            share = sum(v.nbytes // (fragment.replicas if v.axis is not None else 1) for v in values)
+            share = sum(
+                v.nbytes // (fragment.replicas if v.axis is not None else 1) for v in values
+            )
             held[place] = held.get(place, 0) + share
     for place, size in held.items():
         if room[place] and size > room[place]:  # type: ignore[index]
@@ -174,7 +189,11 @@ def _replicated(plan: Plan) -> Iterator[tuple]:
 
 
 def _called(node: Node) -> str:
-    return f"stage `{node.stage}`" if isinstance(node, Stage) else f"`{getattr(node, 'op', node.name)}`"
+    return (
+        f"stage `{node.stage}`"
+        if isinstance(node, Stage)
+        else f"`{getattr(node, 'op', node.name)}`"
+    )
 
 
 LAWS = (

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.graph.ir import Graph, Loop, Node, Stage, loops
+from shoal.graph.ir import Graph, Loop, Node, loops
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
 from shoal.planning.cluster import Cluster, Place, place
-from shoal.planning.glue import first_stage, place_glue
+from shoal.planning.glue import place_glue
 from shoal.planning.homes import Homes, Sites, agrees
-from shoal.planning.policy import DistributionPolicy, Fragment
-from shoal.planning.program import Call, Channel, Do, Instruction, instructions, project
+from shoal.planning.policy import DistributionPolicy
+from shoal.planning.program import Channel, Instruction, project
+from shoal.planning.show import plan_json, plan_text
 
 
 @dataclass(frozen=True)
@@ -50,30 +51,26 @@ class Plan:
         """Bytes that a channel moves in a tick."""
         readers = self.endpoints(channel.reader)
         values = [self.graph.values[v] for v in channel.values]
-        return sum(v.nbytes * (1 if v.axis is not None else readers) for v in values) * channel.times
+        return (
+            sum(v.nbytes * (1 if v.axis is not None else readers) for v in values) * channel.times
+        )
 
     def __str__(self) -> str:
-        from shoal.planning.show import plan_text
-
         return plan_text(self)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON data."""
-        from shoal.planning.show import plan_json
-
         return plan_json(self)
 
 
-def make_plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster) -> Plan:
-    """How `graph` runs on `cluster` when distributed by `distribution`."""
-    from shoal.planning.laws import check_plan
-
+def draw_plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster) -> Plan:
+    """How `graph` would run on `cluster` when distributed by `distribution`; no law checked yet."""
     opened, stages = assign_stages(check_graph(graph), distribution)
     sites = Sites(opened, split_loops(opened, stages))
     homes = place_glue(sites, stages, distribution)
     channels, programs = project(sites, homes, distribution)
     placed = place(distribution, cluster)
-    return check_plan(Plan(sites, distribution, cluster, homes, channels, programs, placed))
+    return Plan(sites, distribution, cluster, homes, channels, programs, placed)
 
 
 def split_loops(graph: Graph, stages: Mapping[str, str]) -> frozenset[str]:
@@ -84,16 +81,3 @@ def split_loops(graph: Graph, stages: Mapping[str, str]) -> frozenset[str]:
 def _comes_apart(loop: Loop, stages: Mapping[str, str]) -> bool:
     inside = list(Graph((), (), (loop,)).stages)
     return len({stages[s.name] for s in inside}) > 1 or any(s.host for s in inside)
-
-
-def work_of(plan: Plan, fragment: Fragment) -> list[str]:
-    """Names of the stages a fragment holds, in order of use."""
-    names = []
-    for item in instructions(plan.programs[fragment.name]):
-        if isinstance(item, Do | Call):
-            node = plan.sites.nodes[item.node]
-            names += [s.stage for s in Graph((), (), (node,)).stages]
-    return list(dict.fromkeys(names))
-
-
-__all__ = ["Plan", "Stage", "first_stage", "make_plan", "split_loops", "work_of"]

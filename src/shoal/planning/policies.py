@@ -36,7 +36,10 @@ def single_learner_fine(envs: int = 2) -> DistributionPolicy:
     """Environments alone on CPUs; inference and learning together (SingleLearnerFine, SEED RL)."""
     return DistributionPolicy(
         "single_learner_fine",
-        (Fragment("env", ("env",), envs, "cpu"), Fragment("learner", (THE_REST,), 1, "gpu else cpu")),
+        (
+            Fragment("env", ("env",), envs, "cpu"),
+            Fragment("learner", (THE_REST,), 1, "gpu else cpu"),
+        ),
     )
 
 
@@ -58,7 +61,9 @@ def central(workers: int = 2) -> DistributionPolicy:
     )
 
 
-def decoupled(envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0) -> DistributionPolicy:
+def decoupled(
+    envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0
+) -> DistributionPolicy:
     """Environments, inference and learning each in a pool of their own (SRL's policy workers)."""
     return DistributionPolicy(
         "decoupled",
@@ -85,5 +90,13 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
 
 POLICIES: dict[str, Callable[..., DistributionPolicy]] = {
     make.__name__: make
-    for make in (fused, single_learner_coarse, single_learner_fine, multi_learner, central, decoupled, sebulba)
+    for make in (
+        fused,
+        single_learner_coarse,
+        single_learner_fine,
+        multi_learner,
+        central,
+        decoupled,
+        sebulba,
+    )
 }

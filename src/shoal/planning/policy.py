@@ -28,11 +28,13 @@ class Fragment:
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise SettingError(
-                f"fragment `{self.name}` has {self.replicas} replicas", "Give it at least one replica."
+                f"fragment `{self.name}` has {self.replicas} replicas",
+                "Give it at least one replica.",
             )
         if self.on not in ("cpu", "gpu", "gpu else cpu"):
             raise SettingError(
-                f"fragment `{self.name}` is to run on `{self.on}`", "Say `cpu`, `gpu` or `gpu else cpu`."
+                f"fragment `{self.name}` is to run on `{self.on}`",
+                "Say `cpu`, `gpu` or `gpu else cpu`.",
             )
 
 
@@ -44,7 +46,9 @@ class Lockstep:
 
     def __post_init__(self) -> None:
         if self.lag < 0:
-            raise SettingError(f"lag={self.lag}: a reader can't be ahead of its writer", "Use lag=0 or more.")
+            raise SettingError(
+                f"lag={self.lag}: a reader can't be ahead of its writer", "Use lag=0 or more."
+            )
 
     def __str__(self) -> str:
         return f"lag {self.lag}" if self.lag else "lockstep"
@@ -73,7 +77,9 @@ class DistributionPolicy:
     def __post_init__(self) -> None:
         names = [fragment.name for fragment in self.fragments]
         if len(set(names)) != len(names):
-            raise SettingError(f"{self.name}: two fragments have one name", "Give each a name of its own.")
+            raise SettingError(
+                f"{self.name}: two fragments have one name", "Give each a name of its own."
+            )
         for wire in self.wires:
             if missing := {wire.writer, wire.reader} - set(names):
                 raise SettingError(

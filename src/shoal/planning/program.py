@@ -121,7 +121,9 @@ class _View:
             if isinstance(node, Loop) and node.name in self.sites.opened:
                 yield from self._scopes(node.body, node.name)
 
-    def scope(self, graph: Graph, scope: str, fragment: str) -> Iterator[Do | Call | Repeat | _Need | _Send]:
+    def scope(
+        self, graph: Graph, scope: str, fragment: str
+    ) -> Iterator[Do | Call | Repeat | _Need | _Send]:
         """The draft of one scope: the tick's, or a loop's."""
         pending: dict[tuple[str, bool], list[str]] = {}
         self._offer(fragment, graph.inputs, pending, carried=True)
@@ -141,7 +143,9 @@ class _View:
             self._offer(fragment, node.writes, pending, carried=False)
         yield from _flush(pending)
 
-    def _offer(self, fragment: str, values: tuple[str, ...], pending: dict, *, carried: bool) -> None:
+    def _offer(
+        self, fragment: str, values: tuple[str, ...], pending: dict, *, carried: bool
+    ) -> None:
         for (reader, value), writer in self.crossing.items():
             if writer == fragment and value in values:
                 pending.setdefault((reader, carried), []).append(value)
@@ -182,12 +186,19 @@ def _sends(draft: tuple, scope: str) -> Iterator[tuple[str, _Send]]:
 
 
 def _channel(
-    sites: Sites, writer: str, scope: str, send: _Send, distribution: DistributionPolicy, number: int = 0
+    sites: Sites,
+    writer: str,
+    scope: str,
+    send: _Send,
+    distribution: DistributionPolicy,
+    number: int = 0,
 ) -> Channel:
     lagged = send.carried and not scope
     flow = distribution.flow(writer, send.reader) if lagged else Lockstep()
     times = sites.times[send.values[0]]
-    return Channel(f"{writer}>{send.reader}:{number}", writer, send.reader, send.values, scope, times, flow)
+    return Channel(
+        f"{writer}>{send.reader}:{number}", writer, send.reader, send.values, scope, times, flow
+    )
 
 
 def _finish(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,28 +17,41 @@ from shoal.runtime.reference import Delayed
 from shoal.tracing.interpret import Env, run_code
 
 
-def not_finite(plan: Plan, start: Mapping[str, Any], first: int, tick: int, bad: list[str]) -> NotFiniteError:
-    """The error for metrics `bad` at `tick`: replays the loop from `start`, the state at `first`.
+@dataclass(frozen=True)
+class Good:
+    """The state before a tick, and the older versions that lagged readers still wait for."""
+
+    tick: int
+    values: Mapping[str, Any]
+    past: Mapping[str, Any] = field(default_factory=dict)
+
+
+def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteError:
+    """The error for metrics `bad` at `tick`: replays the loop from a good state before it.
 
     A plan computes the same numbers every time, so the replay finds the last good state and the
     stage that spoiled it.
     """
     delayed = Delayed(plan)
-    inputs = delayed.start(start)
+    inputs = delayed.start(good.values, good.past)
     turn = jax.jit(lambda x: delayed.tick(x)[0])
-    for _ in range(tick - first):
+    for _ in range(tick - good.tick):
         inputs = turn(inputs)
-    good = delayed.finish(inputs)
-    culprit = blame(plan.graph, [good[name] for name in plan.graph.inputs])
-    stage = culprit.stage if isinstance(culprit, Stage) else getattr(culprit, "op", "the loop")
+    culprit = blame(delayed.graph, inputs)
+    stage = getattr(culprit, "stage", getattr(culprit, "op", "the loop"))
     error = NotFiniteError(
         f"`{bad[0]}` is not finite at tick {tick}; stage `{stage}` made the first NaN or infinity",
         "The state before this tick is kept. Lower the learning rate, clip gradients, or look at what the stage divides by.",
         getattr(culprit, "source", ""),
         tick,
     )
-    error.state = good
+    error.state = delayed.finish(inputs)
     return error
+
+
+def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
+    """Names of the metrics that aren't finite."""
+    return [name for name, x in shown.items() if not np.all(np.isfinite(x))]
 
 
 def blame(graph: Graph, inputs: list[Any]) -> Node | None:
@@ -75,7 +89,12 @@ def _turns(loop: Loop, env: Env) -> Node | None:
         if found is not None:
             return found
         ys.append([inside[s.inner] for s in loop.stacks])
-        inside.update({c.before: x for c, x in zip(loop.carries, [inside[c.after] for c in loop.carries], strict=True)})
+        inside.update(
+            {
+                c.before: x
+                for c, x in zip(loop.carries, [inside[c.after] for c in loop.carries], strict=True)
+            }
+        )
     ys = ys[::-1] if loop.reverse else ys
     env.update({c.final: inside[c.before] for c in loop.carries})
     env.update({s.outer: jnp.stack([y[k] for y in ys]) for k, s in enumerate(loop.stacks)})
@@ -84,4 +103,6 @@ def _turns(loop: Loop, env: Env) -> Node | None:
 
 def is_finite(x: Any) -> bool:
     """Whether a value has no NaN or infinity; what can't have any has none."""
-    return not jnp.issubdtype(x.dtype, jnp.inexact) or bool(np.all(np.isfinite(np.asarray(x, np.float64))))
+    return not jnp.issubdtype(x.dtype, jnp.inexact) or bool(
+        np.all(np.isfinite(np.asarray(x, np.float64)))
+    )

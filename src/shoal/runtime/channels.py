@@ -76,12 +76,6 @@ class InProcessChannel:
         self._puts = [0] * writers
         self._takes = [0] * len(self._gate.sources)
 
-    def prime(self, past: list[list[Message]]) -> None:
-        """Give readers what they see before the writer's first message: for each end, oldest first."""
-        for writer, messages in enumerate(past):
-            for message in messages:
-                self.put(writer, message)
-
     def put(self, writer: int, message: Message) -> None:
         """Keep a message for its readers."""
         self._kept[writer][self._puts[writer]] = message
@@ -94,7 +88,9 @@ class InProcessChannel:
         sources = self._gate.sources[reader]
         sent = {w: self._kept[w][number] for w in sources}
         for writer in sources:
-            readers = [t for t, s in zip(self._takes, self._gate.sources, strict=True) if writer in s]
+            readers = [
+                t for t, s in zip(self._takes, self._gate.sources, strict=True) if writer in s
+            ]
             if all(taken > number for taken in readers):
                 del self._kept[writer][number]
         moved = {w: self._move(message, reader) for w, message in sent.items()}
@@ -110,9 +106,17 @@ class InProcessChannel:
         """A message on the reader's device; on its first one if it is yet to be put together."""
         mesh = self._reader.mesh
         if mesh is not None and self._is_plain:
-            return {k: jax.device_put(x, self._reader.sharding(k, reader)) for k, x in message.items()}
-        where = self._reader.sharding("", reader) if mesh is None else SingleDeviceSharding(mesh.devices.flat[0])
-        return {k: x if _is_there(x, where) else jax.device_put(x, where) for k, x in message.items()}
+            return {
+                k: jax.device_put(x, self._reader.sharding(k, reader)) for k, x in message.items()
+            }
+        where = (
+            self._reader.sharding("", reader)
+            if mesh is None
+            else SingleDeviceSharding(mesh.devices.flat[0])
+        )
+        return {
+            k: x if _is_there(x, where) else jax.device_put(x, where) for k, x in message.items()
+        }
 
     @cached_property
     def _join(self) -> list[Callable[[Mapping[int, Message]], tuple[Any, ...]]]:
@@ -126,7 +130,10 @@ class InProcessChannel:
                 return jnp.stack([sent[w][name] for w in sorted(sent)])
             if axis is None:
                 return sent[self._gate.sources[reader][0]][name]
-            rows = [jax.lax.slice_in_dim(sent[p.writer][name], p.start, p.stop, axis=axis) for p in cut[reader]]
+            rows = [
+                jax.lax.slice_in_dim(sent[p.writer][name], p.start, p.stop, axis=axis)
+                for p in cut[reader]
+            ]
             return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis)
 
         def join(reader: int) -> Callable[[Mapping[int, Message]], tuple[Any, ...]]:

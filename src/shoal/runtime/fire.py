@@ -110,7 +110,11 @@ def allowed(state: State, event: Wants) -> bool:
         return all(state.puts.get((gate.name, w), 0) + gate.lag > taken for w in gate.sources[end])
     put = state.puts.get((gate.name, end), 0)
     slowest = min(
-        (state.takes.get((gate.name, r), 0) for r, from_ in enumerate(gate.sources) if end in from_),
+        (
+            state.takes.get((gate.name, r), 0)
+            for r, from_ in enumerate(gate.sources)
+            if end in from_
+        ),
         default=put,
     )
     return put + gate.lag - slowest < gate.capacity

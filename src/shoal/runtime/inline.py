@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from shoal.errors import RunError
 from shoal.runtime.fire import Did, Ended, Fire, Gate, State, Stuck, Wants, on_event
+from shoal.runtime.limit import Limit
 from shoal.runtime.worker import Failure, Worker
 
 
-def run_inline(workers: Iterable[Worker], gates: dict[str, Gate], ticks: int) -> None:
-    """Turn every worker `ticks` times, each as far as it can go before the next."""
+def run_inline(workers: Iterable[Worker], gates: dict[str, Gate], limit: Limit) -> None:
+    """Turn every worker up to the limit, each as far as it can go before the next."""
     crew = {w.replica: w for w in workers}
-    turning = {replica: _guarded(w.ticks(ticks), w) for replica, w in crew.items()}
+    turning = {replica: _guarded(w.ticks(limit), w) for replica, w in crew.items()}
     state = State(gates, frozenset(crew))
     ready = deque(crew)
     while ready:
@@ -41,4 +42,7 @@ def _guarded(events: Iterator[Wants | Did], worker: Worker) -> Iterator[Wants | 
 def _check(actions: tuple) -> None:
     for action in actions:
         if isinstance(action, Stuck):
-            raise RunError("the plan is stuck: " + "; ".join(action.waits), "This is a fault of Shoal's planner.")
+            raise RunError(
+                "the plan is stuck: " + "; ".join(action.waits),
+                "This is a fault of Shoal's planner.",
+            )

@@ -82,7 +82,11 @@ class Lowering:
     def mesh(self) -> Mesh | None:
         """The devices that one program spans, if it spans several."""
         count = math.gcd(len(self.devices), self.replicas)
-        return Mesh(np.array(self.devices[:count]), (DEVICES,)) if self.one_program and count > 1 else None
+        return (
+            Mesh(np.array(self.devices[:count]), (DEVICES,))
+            if self.one_program and count > 1
+            else None
+        )
 
     @cached_property
     def lanes(self) -> int:
@@ -107,7 +111,9 @@ class Lowering:
         lays = [self.lay(r) for r in segment.reads], [self.lay(w) for w in segment.writes]
         return jax.jit(self.spread(work, *lays), donate_argnums=donated)
 
-    def spread(self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
+    def spread(
+        self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]
+    ) -> Callable[..., Any]:
         """`work` of one replica as work of all replicas that run as one program."""
         if self.lanes > 1:
             work = _over_lanes(work, ins, outs, self.lanes)
@@ -115,7 +121,9 @@ class Lowering:
             work = _alone(work, ins, outs)
         if self.mesh is not None:
             specs = tuple(map(spec, ins)), tuple(map(spec, outs))
-            work = jax.shard_map(work, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+            work = jax.shard_map(
+                work, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+            )
         return work
 
     def lay(self, name: str) -> Lay:
@@ -123,11 +131,15 @@ class Lowering:
         value = self.plan.graph.values.get(name)  # None for the turn of a loop
         if value is None:
             return None
-        return PART if value.axis is None and value.part and name not in self.stacked else value.axis
+        return (
+            PART if value.axis is None and value.part and name not in self.stacked else value.axis
+        )
 
     def run(self, work: Iterable[Work | Instruction], env: Env) -> None:
         """Do work in order, entering what it makes into `env`."""
-        axes = tuple(name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on)
+        axes = tuple(
+            name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on
+        )
         run = agreeing(axes) if axes else bind
         for item in work:
             match item:
@@ -140,11 +152,15 @@ class Lowering:
                 case Repeat(name, body):
                     self._scan(self.loops[name], body, env)
                 case Slice(outer, inner, index):
-                    env[inner] = jax.lax.dynamic_index_in_dim(env[outer], env[index], keepdims=False)
+                    env[inner] = jax.lax.dynamic_index_in_dim(
+                        env[outer], env[index], keepdims=False
+                    )
                 case Room(outer):
                     env[outer] = room(self.graph.values[outer])
                 case Stack(inner, outer, index):
-                    env[outer] = jax.lax.dynamic_update_index_in_dim(env[outer], env[inner], env[index], 0)
+                    env[outer] = jax.lax.dynamic_update_index_in_dim(
+                        env[outer], env[inner], env[index], 0
+                    )
 
     def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env) -> None:
         """This fragment's part of a loop, as one XLA loop."""
@@ -188,11 +204,15 @@ def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) ->
     return alone
 
 
-def _over_lanes(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int) -> Callable[..., Any]:
+def _over_lanes(
+    work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int
+) -> Callable[..., Any]:
     """Replicas that share a device, batched into one program along `LANES`."""
 
     def apart(x: Any, lay: Lay) -> Any:
-        return x.reshape(*x.shape[:lay], lanes, -1, *x.shape[lay + 1 :]) if isinstance(lay, int) else x
+        return (
+            x.reshape(*x.shape[:lay], lanes, -1, *x.shape[lay + 1 :]) if isinstance(lay, int) else x
+        )
 
     def together(x: Any, lay: Lay) -> Any:
         if isinstance(lay, int):

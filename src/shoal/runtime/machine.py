@@ -14,7 +14,10 @@ def this_machine() -> Cluster:
     found = list(jax.devices("cpu"))
     if jax.default_backend() == "gpu":
         found += jax.devices("gpu")
-    devices = tuple(Device(d.platform, d.id if d.platform != "cpu" else i, _memory(d)) for i, d in enumerate(found))
+    devices = tuple(
+        Device(d.platform, d.id if d.platform != "cpu" else i, _memory(d))
+        for i, d in enumerate(found)
+    )
     return Cluster((Host("host0", os.cpu_count() or 1, _numbered(devices)),))
 
 

@@ -112,7 +112,11 @@ def write_program(plan: Plan, fragment: str) -> Program:
     constant = {b for b, a in graph.carry if b == a}
     reads = {r for op in walk(operations) for r in _reads(op)} - made
     return Program(
-        fragment, _donate(operations, plan, [b for b, _ in mine]), tuple(mine), tuple(sorted(constant & reads)), tuple(shown)
+        fragment,
+        _donate(operations, plan, [b for b, _ in mine]),
+        tuple(mine),
+        tuple(sorted(constant & reads)),
+        tuple(shown),
     )
 
 
@@ -132,7 +136,9 @@ class _Draft:
     def __post_init__(self) -> None:
         self.loops.update({loop.name: loop for loop, _ in self.plan.sites.loops})
 
-    def operations(self, program: Iterable[Instruction], loop: Loop | None = None) -> Iterator[Operation]:
+    def operations(
+        self, program: Iterable[Instruction], loop: Loop | None = None
+    ) -> Iterator[Operation]:
         """The operations of one scope."""
         pending: list[Work] = []
         sliced: set[str] = set()
@@ -161,8 +167,12 @@ class _Draft:
 
     def _turns(self, item: Repeat, loop: Loop) -> Turns:
         owned = tuple(c for c in loop.carries if not c.unchanged and self._makes(c.after))
-        same = tuple((c.first, name) for c in loop.carries if c.unchanged for name in (c.before, c.final))
-        return Turns(loop, f"{loop.name}:turn", same, owned, tuple(self.operations(item.body, loop)))
+        same = tuple(
+            (c.first, name) for c in loop.carries if c.unchanged for name in (c.before, c.final)
+        )
+        return Turns(
+            loop, f"{loop.name}:turn", same, owned, tuple(self.operations(item.body, loop))
+        )
 
     def _due(self, item: Instruction, loop: Loop | None, sliced: set[str]) -> list[Slice]:
         if loop is None or isinstance(item, Take | Put):
@@ -174,7 +184,9 @@ class _Draft:
 
     def _stacks(self, item: Instruction, loop: Loop) -> list[Stack]:
         made = self.writes(item)
-        return [Stack(s.inner, s.outer, f"{loop.name}:turn") for s in loop.stacks if s.inner in made]
+        return [
+            Stack(s.inner, s.outer, f"{loop.name}:turn") for s in loop.stacks if s.inner in made
+        ]
 
     def _makes(self, value: str) -> bool:
         return self.fragment in self.plan.sites.holders(value, self.plan.homes)
@@ -186,7 +198,9 @@ class _Draft:
                 return self.plan.sites.nodes[node].reads
             case Repeat(name, body):
                 loop = self.loops[name]
-                inside = {r for i in body for r in self.reads(i)} - {w for i in body for w in self.writes(i)}
+                inside = {r for i in body for r in self.reads(i)} - {
+                    w for i in body for w in self.writes(i)
+                }
                 inside -= set(loop.body.inputs)
                 first = [c.first for c in loop.carries if c.unchanged or self._makes(c.after)]
                 outer = [s.outer for s in loop.slices if self._reads_inside(body, s.inner)]
@@ -277,7 +291,9 @@ def _keep(segment: Segment, needed: set[str]) -> Segment:
     return Segment(segment.work, segment.reads, tuple(w for w in segment.writes if w in needed))
 
 
-def _map(operations: Iterable[Operation], change: Callable[[Segment], Segment]) -> Iterator[Operation]:
+def _map(
+    operations: Iterable[Operation], change: Callable[[Segment], Segment]
+) -> Iterator[Operation]:
     for operation in operations:
         match operation:
             case Segment():
@@ -288,7 +304,9 @@ def _map(operations: Iterable[Operation], change: Callable[[Segment], Segment]) 
                 yield operation
 
 
-def _donate(operations: tuple[Operation, ...], plan: Plan, carried: list[str]) -> tuple[Operation, ...]:
+def _donate(
+    operations: tuple[Operation, ...], plan: Plan, carried: list[str]
+) -> tuple[Operation, ...]:
     """Segments that may write over what nothing needs after them.
 
     What travels on a channel is shared with its readers, so it stays. Inside turned loops only the
@@ -297,16 +315,28 @@ def _donate(operations: tuple[Operation, ...], plan: Plan, carried: list[str]) -
     shared = {v for c in plan.channels for v in c.values}
     shared |= {before for before, after in plan.graph.carry if after in shared}
     every = list(walk(operations))
-    rooms = {w.outer for s in every if isinstance(s, Segment) for w in s.work if isinstance(w, Room | Stack)}
+    rooms = {
+        w.outer
+        for s in every
+        if isinstance(s, Segment)
+        for w in s.work
+        if isinstance(w, Room | Stack)
+    }
     top = [o for o in operations if isinstance(o, Segment)]
     kept = set().union(*(_reads(o) for o in every if o not in top))
     last = {v: s for s in top for v in s.reads}
     passed = {after for _, after in plan.graph.carry} | {m.inner for m in plan.graph.metrics}
 
     def change(segment: Segment) -> Segment:
-        over = {r for r in segment.reads if r in rooms and any(isinstance(w, Stack) and w.outer == r for w in segment.work)}
+        over = {
+            r
+            for r in segment.reads
+            if r in rooms and any(isinstance(w, Stack) and w.outer == r for w in segment.work)
+        }
         if segment in top:
-            over |= {v for v in carried if last.get(v) is segment and v not in kept | shared | passed}
+            over |= {
+                v for v in carried if last.get(v) is segment and v not in kept | shared | passed
+            }
         return Segment(segment.work, segment.reads, segment.writes, frozenset(over))
 
     return tuple(_map(operations, change))

@@ -31,7 +31,9 @@ class Delayed:
     @cached_property
     def lags(self) -> dict[tuple[str, str], int]:
         """How many ticks a fragment is behind on a carried value."""
-        return {(c.reader, v): c.flow.lag for c in self.plan.channels for v in c.values if c.flow.lag}
+        return {
+            (c.reader, v): c.flow.lag for c in self.plan.channels for v in c.values if c.flow.lag
+        }
 
     @cached_property
     def _same(self) -> dict[str, str]:
@@ -103,10 +105,24 @@ class Delayed:
         reads = tuple(dict.fromkeys(a for a in args if isinstance(a, str)))
         writes = tuple(o for o in outs if o)
         op = getattr(node, "stage", node.name)
-        return Glue(f"{fragment}:{node.name}", op, reads, writes, node.source, "", replace(code, args=args, outs=outs))
+        return Glue(
+            f"{fragment}:{node.name}",
+            op,
+            reads,
+            writes,
+            node.source,
+            "",
+            replace(code, args=args, outs=outs),
+        )
 
     def _loop(self, loop: Loop) -> Loop:
-        fragments = sorted({f for node in Graph((), (), (loop,)).stages for f in self.plan.homes.get(node.name, ())})
+        fragments = sorted(
+            {
+                f
+                for node in Graph((), (), (loop,)).stages
+                for f in self.plan.homes.get(node.name, ())
+            }
+        )
         fragments = fragments or sorted(f.name for f in self.plan.distribution.fragments)
         carries = tuple(
             Carry(self.read(f, c.first), f"{f}:{c.before}", f"{f}:{c.after}", f"{f}:{c.final}")
@@ -117,18 +133,31 @@ class Delayed:
             Link(self.read(f.name, s.outer), f"{f.name}:{s.inner}")
             for s in loop.slices for f in self.plan.distribution.fragments if f"{f.name}:{s.inner}" in used
         )  # fmt: skip
-        stacks = tuple(Link(f"{f}:{s.outer}", f"{f}:{s.inner}") for s in loop.stacks for f in sorted(self.owners(s.inner)))
+        stacks = tuple(
+            Link(f"{f}:{s.outer}", f"{f}:{s.inner}")
+            for s in loop.stacks
+            for f in sorted(self.owners(s.inner))
+        )
         body = replace(loop.body, nodes=tuple(self._nodes(loop.body.nodes)))
         return replace(loop, body=body, carries=carries, slices=slices, stacks=stacks)
 
-    def start(self, state: Mapping[str, Any]) -> list[Any]:
-        """The graph's inputs before the first tick, from the loop's carried state."""
-        return [state[value] for value, _ in self.carry.values()]
+    def start(self, state: Mapping[str, Any], past: Mapping[str, Any] | None = None) -> list[Any]:
+        """The graph's inputs, from the loop's carried state.
+
+        `past` holds older versions, named as the graph names them (`reader:value@lag`); before
+        the first tick there are none, and readers see what the loop starts from.
+        """
+        past = past or {}
+        return [past.get(name, state[value]) for name, (value, _) in self.carry.items()]
 
     def finish(self, inputs: list[Any]) -> State:
         """The loop's carried state, from the graph's inputs."""
         held = dict(zip(self.carry, inputs, strict=True))
-        return {value: held[name] for name, (value, _) in reversed(self.carry.items()) if "@" not in name}
+        return {
+            value: held[name]
+            for name, (value, _) in reversed(self.carry.items())
+            if "@" not in name
+        }
 
     def tick(self, inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """One tick of the reference."""
@@ -138,5 +167,7 @@ class Delayed:
 def run_reference(plan: Plan, state: Mapping[str, Any], ticks: int) -> State:
     """The loop's state after `ticks` ticks of the delayed reference."""
     delayed = Delayed(plan)
-    turn = jax.jit(lambda inputs: jax.lax.fori_loop(0, ticks, lambda _, x: delayed.tick(x)[0], inputs))
+    turn = jax.jit(
+        lambda inputs: jax.lax.fori_loop(0, ticks, lambda _, x: delayed.tick(x)[0], inputs)
+    )
     return delayed.finish(turn(delayed.start(state)))

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from shoal.errors import RunError, ShoalError, UnknownNameError
 from shoal.planning.plan import Plan
-from shoal.runtime.blame import not_finite
-from shoal.runtime.channels import InProcessChannel, make_gate
-from shoal.runtime.collect import Collector, Shown
-from shoal.runtime.inline import run_inline
-from shoal.runtime.lower import Lowering
-from shoal.runtime.program import Program, write_program
-from shoal.runtime.threads import run_threads
-from shoal.runtime.whole import compile_many
-from shoal.runtime.worker import Failure, Worker, make_crew
+from shoal.runtime.collect import Shown
+from shoal.runtime.limit import Limit
+from shoal.runtime.pieces import Inline, Pieces, Threaded
+from shoal.runtime.program import write_program
+from shoal.runtime.whole import Whole
+from shoal.runtime.worker import Failure
 from shoal.tracing.jaxprs import user_place
 
-BACKENDS = ("inline", "threads")
-MOST_TICKS = 64
-SECONDS_A_CALL = 0.25
-State = dict[str, Any]
+BACKENDS = {"inline": Inline, "threads": Threaded}
+PATIENCE = 1.5  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the carried state by name and as the algorithm's own tree, and its times."""
+    """What a run leaves: the carried state, by name and as the algorithm's own tree, and its times."""
 
-    values: State
+    values: dict[str, Any]
     state: Any
     ticks: int
     compile_seconds: float
@@ -44,191 +39,122 @@ class Result:
     interrupted: bool = False
 
 
-@dataclass
-class Clock:
-    """When compiling ended and ticks began."""
+class Going(Protocol):
+    """A run under way."""
 
-    started: float = field(default_factory=time.perf_counter)
-    first_tick: float | None = None
+    def start(self, limit: Limit) -> None:
+        """Begin to turn ticks up to the limit."""
+        ...
 
-    def tick(self) -> None:
-        """The first tick is done: from now on it is running, not compiling."""
-        self.first_tick = self.first_tick or time.perf_counter()
+    def alive(self, seconds: float) -> bool:
+        """Wait up to `seconds`, and say whether there is more to come; raises a worker's failure."""
+        ...
 
-    def times(self) -> tuple[float, float]:
-        """Seconds until the first tick was done, and seconds since then."""
-        now = time.perf_counter()
-        first = self.first_tick or now
-        return first - self.started, now - first
+    def ready(self) -> Iterator[tuple[int, Shown]]:
+        """Metrics of whole ticks, in order."""
+        ...
+
+    def final(self) -> tuple[dict[str, Any], int]:
+        """The carried state by name, and how many ticks made it."""
+        ...
 
 
 def run(
-    plan: Plan, backend: str = "threads", *, ticks: int, state: Any = None, seed: int = 0, watch: Watch | None = None
+    plan: Plan,
+    backend: str = "threads",
+    *,
+    ticks: int,
+    state: Any = None,
+    watch: Watch | None = None,
 ) -> Result:
-    """Run `plan` for `ticks` ticks, from `state` or from a fresh start with `seed`.
+    """Run `plan` for `ticks` ticks, from `state` or from a fresh start with seed 0.
 
-    `watch(tick, metrics)` is called in order as metrics arrive, and may raise to stop the run.
-    Ctrl-C ends the run early; the result then says so.
+    `watch(tick, metrics)` is called in order as metrics arrive; what it raises stops the run.
+    Ctrl-C lets workers end the tick they are in; the result then says that it was interrupted.
     """
     if backend not in BACKENDS:
         raise UnknownNameError("backend", backend, BACKENDS)
     graph = plan.graph
-    tree = graph.origin.start(seed, graph.envs) if state is None else state
-    values = dict(zip(graph.inputs, jax.tree.leaves(tree), strict=True))
-    programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
-    watch = watch or (lambda tick, metrics: None)
-    alone = len(programs) == 1 and plan.endpoints(programs[0].fragment) == 1
-    if alone and programs[0].compiles_whole:
-        run_ = _Whole(plan, programs[0], values, watch)
-    else:
-        run_ = _Pieces(plan, programs, values, watch, backend)
-    interrupted = False
-    try:
-        run_.go(ticks)
-    except KeyboardInterrupt:
-        interrupted = True
-    final, done = run_.final()
-    compiling, running = run_.clock.times()
-    state = jax.tree.unflatten(jax.tree.structure(tree), [final[name] for name in graph.inputs])
-    return Result(final, state, done, compiling, running, interrupted)
-
-
-class _Whole:
-    """A plan of one program; many ticks in one call, the next one sent before metrics are read."""
-
-    def __init__(self, plan: Plan, program: Program, values: State, watch: Watch) -> None:
-        self._plan, self._program, self._watch = plan, program, watch
-        self._lowering = Lowering(plan, program.fragment)
-        self._values = values
-        self._carry = [self._place(b, values[b]) for b, _ in program.carry]
-        self._constants = [self._place(c, values[c]) for c in program.constants]
-        self._done = 0
-        self.clock = Clock()
-
-    def _place(self, name: str, x: Any) -> Any:
-        return jax.device_put(x, self._lowering.sharding(name, 0), may_alias=False)
-
-    def go(self, ticks: int) -> None:
-        """Run `ticks` ticks."""
-        many = compile_many(self._lowering, self._program, min(MOST_TICKS, ticks))
-        size, sent, begun = 1, None, time.perf_counter()
-        while self._done < ticks or sent:
-            count = min(size, MOST_TICKS, ticks - self._done)
-            before = [jnp.copy(x) for x in self._carry] if count else []
-            fresh = None
-            if count:
-                first = self._done
-                self._carry, metrics = many(count, self._carry, self._constants)
-                for x in metrics:
-                    x.copy_to_host_async()
-                fresh = first, count, metrics, before
-                self._done += count
-            if sent:
-                self._show(*sent)
-                if sent[0] == 0:
-                    self.clock.tick()
-            if not sent and fresh:
-                jax.block_until_ready(fresh[2])
-                self.clock.tick()
-                begun = time.perf_counter()
-            elif sent and sent[1]:
-                spent, begun = time.perf_counter() - begun, time.perf_counter()
-                size = max(1, min(MOST_TICKS, int(size * SECONDS_A_CALL / max(spent, 1e-4) + 0.5), 4 * size))
-            sent = fresh
-
-    def _show(self, first: int, count: int, metrics: list[Any], before: list[Any]) -> None:
-        arrays = [np.asarray(x)[:count] for x in metrics]
-        names = [name for name, _ in self._program.metrics]
-        for i in range(count):
-            shown = {name: x[i] for name, x in zip(names, arrays, strict=True)}
-            if bad := [name for name, x in shown.items() if not np.all(np.isfinite(x))]:
-                start = self._values | {b: x for (b, _), x in zip(self._program.carry, before, strict=True)}
-                raise not_finite(self._plan, start, first, first + i, bad)
-            self._watch(first + i, shown)
-
-    def final(self) -> tuple[State, int]:
-        """The carried state after the last tick."""
-        carry = {b: x for (b, _), x in zip(self._program.carry, self._carry, strict=True)}
-        return self._values | carry, self._done
-
-
-class _Pieces:
-    """A plan of several workers that meet at channels."""
-
-    def __init__(self, plan: Plan, programs: list[Program], values: State, watch: Watch, backend: str) -> None:
-        self._plan, self._watch, self._backend, self._values = plan, watch, backend, values
-        lowerings = {p.fragment: Lowering(plan, p.fragment) for p in programs}
-        self._channels = {c.name: InProcessChannel(plan, c, lowerings[c.reader]) for c in plan.channels}
-        self._gates = {c.name: make_gate(plan, c) for c in plan.channels}
-        self._collector = Collector(plan, programs)
-        self._workers: list[Worker] = []
-        for program in programs:
-            crew = make_crew(plan, lowerings[program.fragment], program)
-            for end in range(plan.endpoints(program.fragment)):
-                self._workers.append(Worker(crew, end, values, self._channels, self._collector.add))
-        self._prime()
-        self.clock = Clock()
-
-    def _prime(self) -> None:
-        """Before the first tick a lagged reader sees what its writer starts from."""
-        for channel in self._plan.channels:
-            for _ in range(channel.flow.lag):
-                for worker in self._workers:
-                    if worker.replica[0] == channel.writer:
-                        message = {v: worker.carried[v] for v in channel.values}
-                        self._channels[channel.name].put(worker.replica[1], message)
-
-    def go(self, ticks: int) -> None:
-        """Run `ticks` ticks."""
-        if self._backend == "inline":
-            try:
-                run_inline(self._workers, self._gates, ticks)
-            except Failure as failure:
-                raise explain(failure) from failure.error
-            self._show()
-            return
-        crossing, threads = run_threads(self._workers, self._gates, ticks)
+    tree = graph.origin.start(0, graph.envs) if state is None else state
+    began = time.perf_counter()
+    going, limit = make_run(plan, backend, tree), Limit(ticks)
+    shown, interrupted = 0, False
+    first = began
+    with stoppable(limit) as stop:
+        going.start(limit)
         try:
-            while any(t.is_alive() for t in threads):
-                _join(threads, 0.05)
-                self._show()
+            for tick, metrics in _shown(going, stop):
+                first = time.perf_counter() if shown == 0 else first
+                shown = tick + 1
+                if watch:
+                    watch(tick, metrics)
+        except Failure as failure:
+            raise explain(failure) from failure.error
         except BaseException:
-            crossing.stop()
-            _join(threads, 5.0)
+            limit.stop()
+            _wait(going, PATIENCE)
             raise
-        if crossing.failure:
-            raise explain(crossing.failure) from crossing.failure.error
-        self._show()
-
-    def _show(self) -> None:
-        for tick, shown in self._collector.ready():
-            self.clock.tick()
-            if bad := [name for name, x in shown.items() if not np.all(np.isfinite(x))]:
-                raise not_finite(self._plan, self._values, 0, tick, bad)
-            self._watch(tick, shown)
-
-    def final(self) -> tuple[State, int]:
-        """The carried state, joined from all workers, and the ticks that all of them have done."""
-        final = dict(self._values)
-        for name, after in self._plan.graph.carry:
-            if name == after:
-                continue
-            owner = min(self._plan.sites.holders(after, self._plan.homes))
-            ends = [w.carried[name] for w in self._workers if w.replica[0] == owner]
-            axis = self._plan.graph.values[name].axis
-            alone = axis is None or len(ends) == 1
-            final[name] = ends[0] if alone else jnp.concatenate([_home(x) for x in ends], axis)
-        return final, min(w.tick for w in self._workers)
+        interrupted = stop.is_set()
+    values, done = going.final()
+    leaves = [values[name] for name in graph.inputs]
+    state = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    return Result(values, state, done, first - began, time.perf_counter() - first, interrupted)
 
 
-def _home(x: Any) -> Any:
-    return jax.device_put(x, jax.devices()[0])
+def make_run(plan: Plan, backend: str, tree: Any) -> Going:
+    """Everything that a run needs, ready to start: one program, or pieces."""
+    values = dict(zip(plan.graph.inputs, jax.tree.leaves(tree), strict=True))
+    programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
+    if (
+        len(programs) == 1
+        and plan.endpoints(programs[0].fragment) == 1
+        and programs[0].compiles_whole
+    ):
+        return Whole(plan, programs[0], values)
+    return BACKENDS[backend](Pieces(plan, programs, values))
 
 
-def _join(threads: list[threading.Thread], seconds: float) -> None:
+def _shown(going: Going, stop: threading.Event) -> Iterator[tuple[int, Shown]]:
+    """Metrics as they come, until the end; after Ctrl-C no longer than workers may take to stop."""
+    until = float("inf")
+    while going.alive(0.05):
+        yield from going.ready()
+        if stop.is_set():
+            until = min(until, time.monotonic() + PATIENCE)
+            if time.monotonic() >= until:
+                return
+    yield from going.ready()
+
+
+def _wait(going: Going, seconds: float) -> None:
+    """Give workers time to end, whatever they end with."""
     until = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+    try:
+        while time.monotonic() < until and going.alive(0.05):
+            pass
+    except Failure:
+        return
+
+
+@contextmanager
+def stoppable(limit: Limit) -> Iterator[threading.Event]:
+    """The first Ctrl-C ends the run after the current tick, a second one at once."""
+    stop = threading.Event()
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        limit.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def explain(failure: Failure) -> ShoalError:
@@ -239,11 +165,6 @@ def explain(failure: Failure) -> ShoalError:
     first = str(error).strip().split("\n")[0]
     return RunError(
         f"{fragment}[{end}] failed at tick {failure.tick}: {type(error).__name__}: {first}",
-        "Run with --debug for the whole traceback, or with backend=\"inline\" to step through it.",
+        'Run with --debug for the whole traceback, or with backend="inline" to step through it.',
         user_place(error),
     )
-
-
-def as_values(names: tuple[str, ...], tree: Any) -> Mapping[str, Any]:
-    """A state tree by the names of its leaves."""
-    return dict(zip(names, jax.tree.leaves(tree), strict=True))

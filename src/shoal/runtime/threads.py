@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from shoal.errors import RunError
 from shoal.runtime.fire import Did, Ended, Event, Fire, Gate, Replica, State, Stuck, Wants, on_event
+from shoal.runtime.limit import Limit
 from shoal.runtime.worker import Failure, Worker
 
 
-class Stopped(Exception):  # noqa: N818  not an error: the run is over
+class Stopped(Exception):
     """Raised in workers that wait when the run stops."""
 
 
@@ -41,7 +42,9 @@ class Crossing:
             case Fire(replica):
                 self._leave[replica].release()
             case Stuck(waits):
-                error = RunError("the plan is stuck: " + "; ".join(waits), "This is a fault of Shoal's planner.")
+                error = RunError(
+                    "the plan is stuck: " + "; ".join(waits), "This is a fault of Shoal's planner."
+                )
                 self._stop(Failure(("plan", 0), 0, error))
 
     def stop(self, failure: Failure | None = None) -> None:
@@ -56,23 +59,30 @@ class Crossing:
             leave.release()
 
 
-def run_threads(workers: Iterable[Worker], gates: dict[str, Gate], ticks: int) -> tuple[Crossing, list[threading.Thread]]:
+def run_threads(
+    workers: Iterable[Worker], gates: dict[str, Gate], limit: Limit
+) -> tuple[Crossing, list[threading.Thread]]:
     """Start a thread for each worker; the caller joins them, and reads the crossing's failure."""
     workers = list(workers)
     crossing = Crossing(gates, [w.replica for w in workers])
 
     def work(worker: Worker) -> None:
         try:
-            for event in worker.ticks(ticks):
+            for event in worker.ticks(limit):
                 crossing.tell(event)
                 assert isinstance(event, Wants | Did)
             crossing.tell(Ended(worker.replica))
         except Stopped:
             return
-        except BaseException as error:  # noqa: BLE001  handed to the caller, who raises it
+        except BaseException as error:
             crossing.stop(Failure(worker.replica, worker.tick, error))
 
-    threads = [threading.Thread(target=work, args=(w,), name=f"{w.replica[0]}[{w.replica[1]}]", daemon=True) for w in workers]
+    threads = [
+        threading.Thread(
+            target=work, args=(w,), name=f"{w.replica[0]}[{w.replica[1]}]", daemon=True
+        )
+        for w in workers
+    ]
     for thread in threads:
         thread.start()
     return crossing, threads

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from shoal.planning.plan import Plan
+from shoal.runtime.blame import Good, bad_metrics, not_finite
+from shoal.runtime.collect import Shown
+from shoal.runtime.limit import Limit
 from shoal.runtime.lower import PART, Lay, Lowering
 from shoal.runtime.program import Program, Segment
+from shoal.runtime.worker import Failure
+
+MOST_TICKS = 64
+SECONDS_A_CALL = 0.25
 
 Many = Callable[..., tuple[list[Any], list[Any]]]
 
@@ -36,7 +48,10 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
         def turn(i: Any, loop: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
             carry, kept = loop
             carry, new = tick(carry)
-            return carry, [jax.lax.dynamic_update_index_in_dim(k, x, i, 0) for k, x in zip(kept, new, strict=True)]
+            return carry, [
+                jax.lax.dynamic_update_index_in_dim(k, x, i, 0)
+                for k, x in zip(kept, new, strict=True)
+            ]
 
         specs = jax.eval_shape(tick, list(args[: len(before)]))[1]
         rooms = [jnp.zeros((most, *s.shape), s.dtype) for s in specs]
@@ -45,13 +60,92 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
 
     ins = [None, *(lowering.lay(b) for b in before), *(lowering.lay(c) for c in program.constants)]
     outs = [*(lowering.lay(a) for a in after), *(_stacked(lowering.lay(v)) for v in shown)]
-    spread = jax.jit(lowering.spread(ticks, ins, outs), donate_argnums=tuple(range(1, 1 + len(before))))
+    spread = jax.jit(
+        lowering.spread(ticks, ins, outs), donate_argnums=tuple(range(1, 1 + len(before)))
+    )
 
     def many(count: int, carry: list[Any], constants: list[Any]) -> tuple[list[Any], list[Any]]:
         results = list(spread(jnp.int32(count), *carry, *constants))
         return results[: len(before)], results[len(before) :]
 
     return many
+
+
+class Whole:
+    """A run of one program: a thread sends many ticks at a time, the next before the last is read."""
+
+    def __init__(self, plan: Plan, program: Program, values: Mapping[str, Any]) -> None:
+        self._plan, self._program, self._values = plan, program, dict(values)
+        self._lowering = Lowering(plan, program.fragment)
+        self._carry = [self._place(b) for b, _ in program.carry]
+        self._constants = [self._place(c) for c in program.constants]
+        self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
+        self._done = 0
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+
+    def _place(self, name: str) -> Any:
+        where = self._lowering.sharding(name, 0)
+        return jax.device_put(self._values[name], where, may_alias=False)
+
+    def start(self, limit: Limit) -> None:
+        """Begin; returns at once."""
+        self._thread = threading.Thread(
+            target=self._guarded, args=(limit,), daemon=True, name="ticks"
+        )
+        self._thread.start()
+
+    def _guarded(self, limit: Limit) -> None:
+        try:
+            self._run(limit)
+        except BaseException as error:
+            self._fault = Failure((self._program.fragment, 0), self._done, error)
+
+    def _run(self, limit: Limit) -> None:
+        many = compile_many(self._lowering, self._program, MOST_TICKS)
+        size, begun, sent = 1, 0.0, []
+        while (count := limit.may_start(self._done, size)) or sent:
+            if count:
+                before = [jnp.copy(x) for x in self._carry]
+                self._carry, metrics = many(count, self._carry, self._constants)
+                sent.append((self._done, count, metrics, before))
+                self._done += count
+            if len(sent) > 1 or not count or sent[0][0] == 0:
+                jax.block_until_ready(sent[0][2])
+                now = time.perf_counter()
+                fits = SECONDS_A_CALL * sent[0][1] / max(now - begun, 1e-4)
+                size = max(1, min(MOST_TICKS, 4 * size, int(fits))) if begun else 1
+                begun = now
+                self._sent.put(sent.pop(0))
+
+    def alive(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end; raises what went wrong, if anything did."""
+        assert self._thread is not None
+        if self._sent.empty():
+            self._thread.join(seconds)
+        if not self._thread.is_alive() and self._fault:
+            raise self._fault
+        return self._thread.is_alive()
+
+    def ready(self) -> Iterator[tuple[int, Shown]]:
+        """Metrics that have arrived, tick by tick; raises at the first that isn't finite."""
+        names = [name for name, _ in self._program.metrics]
+        while not self._sent.empty():
+            first, count, metrics, before = self._sent.get()
+            arrays = [np.asarray(x)[:count] for x in metrics]
+            for i in range(count):
+                shown = {name: x[i] for name, x in zip(names, arrays, strict=True)}
+                if bad := bad_metrics(shown):
+                    good = Good(first, self._named(before))
+                    raise not_finite(self._plan, good, first + i, bad)
+                yield first + i, shown
+
+    def final(self) -> tuple[dict[str, Any], int]:
+        """The carried state after the last tick, and how many ticks there were."""
+        return self._named(self._carry), self._done
+
+    def _named(self, carry: list[Any]) -> dict[str, Any]:
+        return self._values | {b: x for (b, _), x in zip(self._program.carry, carry, strict=True)}
 
 
 def _stacked(lay: Lay) -> Lay:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shoal.planning.plan import Plan
-from shoal.runtime.channels import Channel
+from shoal.runtime.channels import Channel, Message
 from shoal.runtime.fire import Did, Replica, Wants
+from shoal.runtime.limit import Limit
 from shoal.runtime.lower import Lowering
 from shoal.runtime.program import HostCall, Move, Operation, Program, Segment, Turns, walk
 from shoal.tracing.jaxprs import Fixed
 from shoal.tracing.stage import call_host
 
+KEEP_EVERY, KEPT = 16, 4
 Metrics = dict[str, Any]
 Report = Callable[[int, Replica, Metrics], None]
 
 
-class Failure(Exception):  # noqa: N818  carries a worker's error to whoever started it
+class Failure(Exception):
     """A worker's error, with the replica and tick it happened at."""
 
     def __init__(self, replica: Replica, tick: int, error: BaseException) -> None:
         super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
         self.replica, self.tick, self.error = replica, tick, error
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one end carried before a tick, and the last messages it sent on lagged channels."""
+
+    tick: int
+    carried: dict[str, Any]
+    sent: dict[str, tuple[Message, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +62,18 @@ class Worker:
     """One end of a fragment: a replica, or all of them where they run as one program."""
 
     def __init__(
-        self, crew: Crew, end: int, state: Mapping[str, Any], channels: Mapping[str, Channel], report: Report
+        self,
+        crew: Crew,
+        end: int,
+        state: Mapping[str, Any],
+        channels: Mapping[str, Channel],
+        report: Report,
     ) -> None:
         self.replica: Replica = (crew.program.fragment, end)
         self.tick = 0
+        self.broken = False
+        self.kept: deque[Kept] = deque(maxlen=KEPT)
+        self._sent: dict[str, deque[Message]] = {}
         self._crew, self._channels, self._report = crew, channels, report
         held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
         self._env = {name: self._share(name, state[name]) for name in held}
@@ -62,15 +83,26 @@ class Worker:
         """What this end carries between ticks."""
         return {before: self._env[before] for before, _ in self._crew.program.carry}
 
-    def ticks(self, count: int) -> Iterator[Wants | Did]:
-        """Turn `count` ticks; every move is announced before and after it is made."""
+    def prime(self, channel: str, lag: int) -> None:
+        """Send what a lagged reader sees before the first tick: what this end starts from."""
+        values = next(c.values for c in self._crew.plan.channels if c.name == channel)
+        self._sent[channel] = deque(maxlen=lag)
+        for _ in range(lag):
+            self._put(channel, values)
+
+    def ticks(self, limit: Limit) -> Iterator[Wants | Did]:
+        """Turn ticks up to the limit; every move is announced before and after it is made."""
         program = self._crew.program
-        for _ in range(count):
+        while limit.may_start(self.tick):
+            if self.tick % KEEP_EVERY == 0:
+                self._keep()
+            self.broken = True
             yield from self._run(program.operations)
             self._report(self.tick, self.replica, {m: self._env[v] for m, v in program.metrics})
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
+            self.broken = False
 
     def _run(self, operations: tuple[Operation, ...]) -> Iterator[Wants | Did]:
         env = self._env
@@ -84,12 +116,23 @@ class Worker:
                     if takes:
                         env.update(self._channels[channel].take(self.replica[1]))
                     else:
-                        self._channels[channel].put(self.replica[1], {v: env[v] for v in values})
+                        self._put(channel, values)
                     yield Did(self.replica, channel, takes)
                 case Turns():
                     yield from self._turn(operation)
                 case HostCall(node):
                     self._call(node)
+
+    def _put(self, channel: str, values: tuple[str, ...]) -> None:
+        message = {v: self._env[v] for v in values}
+        self._channels[channel].put(self.replica[1], message)
+        if channel in self._sent:
+            self._sent[channel].appendleft(message)
+
+    def _keep(self) -> None:
+        """Keep a copy of what this end carries, to go back to if a later tick goes wrong."""
+        carried = {name: jnp.copy(x) for name, x in self.carried.items()}
+        self.kept.append(Kept(self.tick, carried, {c: tuple(m) for c, m in self._sent.items()}))
 
     def _turn(self, turns: Turns) -> Iterator[Wants | Did]:
         env, loop = self._env, turns.loop

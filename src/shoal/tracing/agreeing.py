@@ -35,13 +35,19 @@ def _inside(equation: Any, args: Sequence[Any], run: Run) -> list[Any]:
     params, kind = equation.params, equation.primitive.name
     if kind == "scan":
         n_const, n_carry = scan_counts(equation)
-        consts, first, xs = args[:n_const], args[n_const : n_const + n_carry], args[n_const + n_carry :]
+        consts, first, xs = (
+            args[:n_const],
+            args[n_const : n_const + n_carry],
+            args[n_const + n_carry :],
+        )
 
         def turn(carry: Any, x: Any) -> tuple[Any, Any]:
             outs = run_jaxpr(params["jaxpr"], [*consts, *carry, *x], run)
             return outs[:n_carry], outs[n_carry:]
 
-        final, ys = jax.lax.scan(turn, list(first), list(xs), params["length"], params["reverse"], params["unroll"])
+        final, ys = jax.lax.scan(
+            turn, list(first), list(xs), params["length"], params["reverse"], params["unroll"]
+        )
         return [*final, *ys]
     if kind == "while":
         n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -57,7 +63,9 @@ def _inside(equation: Any, args: Sequence[Any], run: Run) -> list[Any]:
     if inner(equation):
         key = next(k for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params)
         return run_jaxpr(params[key], args, run)
-    raise TraceError(f"replicas can't agree inside `{kind}`", "Move shoal.mean out of it.", place_of(equation))
+    raise TraceError(
+        f"replicas can't agree inside `{kind}`", "Move shoal.mean out of it.", place_of(equation)
+    )
 
 
 def run_jaxpr(closed: Any, args: Sequence[Any], run: Run) -> list[Any]:

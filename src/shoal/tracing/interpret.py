@@ -21,7 +21,9 @@ def as_written(node: str, value: str) -> str:
     return value
 
 
-def interpret(graph: Graph, inputs: Iterable[Any], look: Look = as_written) -> tuple[list[Any], dict[str, Any]]:
+def interpret(
+    graph: Graph, inputs: Iterable[Any], look: Look = as_written
+) -> tuple[list[Any], dict[str, Any]]:
     """One turn of `graph` from its carried `inputs`: the next carry, and the metrics by name.
 
     `look(node, value)` may send a node's read to another value; the delayed reference does so.
@@ -38,7 +40,9 @@ def run_nodes(nodes: Iterable[Node], env: Env, look: Look = as_written, run: Run
             case Loop():
                 run_loop(node, env, look, run)
             case Stage() | Glue() | Agree():
-                env.update(run_code(node.code, {v: env[look(node.name, v)] for v in node.reads}, run))
+                env.update(
+                    run_code(node.code, {v: env[look(node.name, v)] for v in node.reads}, run)
+                )
 
 
 def run_code(code: Code, seen: Mapping[str, Any], run: Run = bind) -> Env:

@@ -19,7 +19,16 @@ from shoal.tracing.stage import Mark, mark_of, output_names, short_place
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint")
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat",
+    "checkpoint",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,9 @@ def equation_mark(equation: Any) -> Mark | None:
 
 def holds(equation: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether `equation`, or any equation inside it, is `wanted`."""
-    return wanted(equation) or any(holds(e, wanted) for jaxpr in below(equation) for e in jaxpr.eqns)
+    return wanted(equation) or any(
+        holds(e, wanted) for jaxpr in below(equation) for e in jaxpr.eqns
+    )
 
 
 def is_agreement(equation: Any) -> bool:
@@ -152,13 +163,24 @@ class Reader:
         shown = tuple(Link(m, n) for m, n in zip(metrics, names[len(inputs) :], strict=True))
         return Graph(tuple(str(r) for r in refs), carry, tuple(nodes), self.values, shown)
 
-    def outputs(self, jaxpr: Any, carried: Sequence[Any], ins: Sequence[str], bases: Sequence[str]) -> list[str]:
+    def outputs(
+        self, jaxpr: Any, carried: Sequence[Any], ins: Sequence[str], bases: Sequence[str]
+    ) -> list[str]:
         """Names for a jaxpr's results; a carried value that is handed on as it is keeps its name."""
-        same = {i: name for i, (var, name) in enumerate(zip(carried, ins, strict=False)) if jaxpr.outvars[i] is var}
+        same = {
+            i: name
+            for i, (var, name) in enumerate(zip(carried, ins, strict=False))
+            if jaxpr.outvars[i] is var
+        }
         return [same.get(i) or self.value(bases[i], v.aval) for i, v in enumerate(jaxpr.outvars)]
 
     def body(
-        self, jaxpr: Any, consts: Sequence[Any], refs: Sequence[Ref], outs: Sequence[str], scope: str
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        refs: Sequence[Ref],
+        outs: Sequence[str],
+        scope: str,
     ) -> list[Node]:
         """The nodes of a jaxpr whose inputs are `refs`, made so that its results are `outs`."""
         env: dict[Any, Ref] = dict(zip(jaxpr.invars, refs, strict=True))
@@ -169,7 +191,9 @@ class Reader:
                 wanted.setdefault(var, name)
         nodes: list[Node] = []
         for equation in jaxpr.eqns:
-            args = tuple(env[v] if not isinstance(v, jex.Literal) else Fixed(v.val) for v in equation.invars)
+            args = tuple(
+                env[v] if not isinstance(v, jex.Literal) else Fixed(v.val) for v in equation.invars
+            )
             nodes += self.equation(equation, args, wanted, env, scope)
         for var, name in zip(jaxpr.outvars, outs, strict=True):
             if isinstance(var, jex.Literal) or (wanted.get(var) != name and env[var] != name):
@@ -180,9 +204,13 @@ class Reader:
     def copy(self, ref: Ref, name: str, scope: str) -> Glue:
         """A node that gives a value (or a number) another name."""
         reads = (ref,) if isinstance(ref, str) else ()
-        return Glue(self.name(f"{scope}copy"), "copy", reads, (name,), code=Code(None, (ref,), (name,)))
+        return Glue(
+            self.name(f"{scope}copy"), "copy", reads, (name,), code=Code(None, (ref,), (name,))
+        )
 
-    def equation(self, equation: Any, args: tuple[Ref, ...], wanted: dict, env: dict, scope: str) -> list[Node]:
+    def equation(
+        self, equation: Any, args: tuple[Ref, ...], wanted: dict, env: dict, scope: str
+    ) -> list[Node]:
         """The nodes of one equation; its results are entered into `env`."""
         mark, kind = equation_mark(equation), equation.primitive.name
         base = mark.name if mark else "loop" if kind == "scan" else kind
@@ -199,7 +227,16 @@ class Reader:
         if mark:
             return [self.stage(mark, code, scope)]
         if is_agreement(equation):
-            return [Agree(self.name(f"{scope}{kind[6:]}"), kind[6:], _names(args), _made(outs), place_of(equation), code)]
+            return [
+                Agree(
+                    self.name(f"{scope}{kind[6:]}"),
+                    kind[6:],
+                    _names(args),
+                    _made(outs),
+                    place_of(equation),
+                    code,
+                )
+            ]
         if holds(equation, lambda e: is_stage(e) or is_agreement(e)):
             return self.container(code, scope)
         name, op = self.name(f"{scope}{kind}"), equation.params.get("name", kind)
@@ -214,7 +251,10 @@ class Reader:
         body = None
         if nested and mark.per == "batch":
             jaxpr, consts = opened(equation.params["jaxpr"])
-            outs = [o or self.value(f"{name}/unused", v.aval) for o, v in zip(code.outs, jaxpr.outvars, strict=True)]
+            outs = [
+                o or self.value(f"{name}/unused", v.aval)
+                for o, v in zip(code.outs, jaxpr.outvars, strict=True)
+            ]
             nodes = self.body(jaxpr, consts, code.args, outs, f"{name}/")
             body = Graph((), (), tuple(nodes))
         return Stage(
@@ -228,7 +268,10 @@ class Reader:
         if kind == "scan":
             return self.loop(code, scope)
         if kind in _CALLS and (found := inner(equation)):
-            outs = [o or self.value(f"{scope}unused", v.aval) for o, v in zip(code.outs, equation.outvars, strict=True)]
+            outs = [
+                o or self.value(f"{scope}unused", v.aval)
+                for o, v in zip(code.outs, equation.outvars, strict=True)
+            ]
             return self.body(*found, code.args, outs, scope)
         raise TraceError(
             f"{_what_is_in(equation)} inside `{kind}`, which can't be cut",
@@ -249,20 +292,31 @@ class Reader:
                 before.append(self.copy(args[i], made, scope))
                 args[i] = made
         inside = f"{name}/"
-        ins = [self.value(f"{inside}in.{_tail(a)}", v.aval) for a, v in zip(args[n_const:], jaxpr.invars[n_const:], strict=True)]
-        outer = [o or self.value(f"{name}.unused", v.aval) for o, v in zip(code.outs, equation.outvars, strict=True)]
+        ins = [
+            self.value(f"{inside}in.{_tail(a)}", v.aval)
+            for a, v in zip(args[n_const:], jaxpr.invars[n_const:], strict=True)
+        ]
+        outer = [
+            o or self.value(f"{name}.unused", v.aval)
+            for o, v in zip(code.outs, equation.outvars, strict=True)
+        ]
         carried = jaxpr.invars[n_const : n_const + n_carry]
         outs = self.outputs(jaxpr, carried, ins, [f"{inside}out.{_tail(o)}" for o in outer])
         nodes = self.body(jaxpr, consts, [*args[:n_const], *ins], outs, inside)
         carries = tuple(
             Carry(str(args[n_const + i]), ins[i], outs[i], outer[i]) for i in range(n_carry)
         )
-        slices = tuple(Link(str(a), v) for a, v in zip(args[n_const + n_carry :], ins[n_carry:], strict=True))
+        slices = tuple(
+            Link(str(a), v) for a, v in zip(args[n_const + n_carry :], ins[n_carry:], strict=True)
+        )
         stacks = tuple(Link(o, v) for o, v in zip(outer[n_carry:], outs[n_carry:], strict=True))
         body = Graph(tuple(ins), tuple(outs), tuple(nodes))
         length, reverse = equation.params["length"], equation.params["reverse"]
         code = Code(equation, tuple(args), tuple(outer))
-        return [*before, Loop(name, length, reverse, body, carries, slices, stacks, place_of(equation), code)]
+        return [
+            *before,
+            Loop(name, length, reverse, body, carries, slices, stacks, place_of(equation), code),
+        ]
 
 
 def output_labels(equation: Any) -> list[str]:

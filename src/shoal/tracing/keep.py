@@ -17,13 +17,7 @@ State = int | Literal["same", "part"]
 
 _MOST_TURNS = 16
 _ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp
-    clz conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1
-    floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg
-    nextafter not or population_count pow random_fold_in random_unwrap random_wrap real
-    reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
-    sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor
-    random_bits random_split random_clone""".split()
+    ["abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "random_fold_in", "random_unwrap", "random_wrap", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32", "xor", "random_bits", "random_split", "random_clone"]
 )
 
 
@@ -38,7 +32,10 @@ def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list
         if not any(True for _ in below(narrow)):
             return [PART] * len(narrow.outvars)
     states = _by_kind(narrow, wide, ins, drawn)
-    checked = [_check(s, n.aval, w.aval) for s, n, w in zip(states, narrow.outvars, wide.outvars, strict=True)]
+    checked = [
+        _check(s, n.aval, w.aval)
+        for s, n, w in zip(states, narrow.outvars, wide.outvars, strict=True)
+    ]
     random = narrow.primitive.name.startswith("random_")
     if random and all(s == SAME for s in ins) and PART in checked:
         drawn.append(narrow)
@@ -58,7 +55,9 @@ def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> 
     if (one := inner(narrow)) and (two := inner(wide)):
         return flow_jaxpr(one[0], two[0], ins, drawn)
     if all(s == SAME for s in ins):
-        return [_spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)]
+        return [
+            _spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)
+        ]
     if kind in _ELEMENTWISE:
         return [_meet(ins)] * outs
     rule = _RULES.get(kind)
@@ -84,8 +83,14 @@ def flow_jaxpr(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -
 def _scan(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
     (one, _), (two, _) = opened(narrow.params["jaxpr"]), opened(wide.params["jaxpr"])
     n_const, n_carry = scan_counts(narrow)
-    consts, carry, xs = ins[:n_const], list(ins[n_const : n_const + n_carry]), ins[n_const + n_carry :]
-    rows = [x - 1 if isinstance(x, int) and x > 0 else PART if isinstance(x, int) else x for x in xs]
+    consts, carry, xs = (
+        ins[:n_const],
+        list(ins[n_const : n_const + n_carry]),
+        ins[n_const + n_carry :],
+    )
+    rows = [
+        x - 1 if isinstance(x, int) and x > 0 else PART if isinstance(x, int) else x for x in xs
+    ]
     outs: list[State] = []
     for _ in range(_MOST_TURNS):
         outs = flow_jaxpr(one, two, [*consts, *carry, *rows], drawn)
@@ -215,16 +220,28 @@ def _update_slice(e: Any, ins: Sequence[State]) -> State:
 
 def _pad(e: Any, ins: Sequence[State]) -> State:
     axis = ins[0]
-    return axis if isinstance(axis, int) and e.params["padding_config"][axis] == (0, 0, 0) and ins[1] == SAME else PART
+    return (
+        axis
+        if isinstance(axis, int)
+        and e.params["padding_config"][axis] == (0, 0, 0)
+        and ins[1] == SAME
+        else PART
+    )
 
 
 def _dot(e: Any, ins: Sequence[State]) -> State:
     (contract_l, contract_r), (batch_l, batch_r) = e.params["dimension_numbers"]
     left, right = ins
     if isinstance(left, int) and isinstance(right, int):
-        both = left in batch_l and right in batch_r and list(batch_l).index(left) == list(batch_r).index(right)
+        both = (
+            left in batch_l
+            and right in batch_r
+            and list(batch_l).index(left) == list(batch_r).index(right)
+        )
         return list(batch_l).index(left) if both else PART
-    axis, contract, batch, first = (left, contract_l, batch_l, 0) if isinstance(left, int) else (right, contract_r, batch_r, 1)
+    axis, contract, batch, first = (
+        (left, contract_l, batch_l, 0) if isinstance(left, int) else (right, contract_r, batch_r, 1)
+    )
     if axis in contract or axis in batch:
         return PART
     free = [i for i in range(len(_shape(e, first))) if i not in contract and i not in batch]
@@ -238,7 +255,9 @@ def _gather(e: Any, ins: Sequence[State]) -> State:
     rank = len(e.outvars[0].aval.shape)
     batch = [i for i in range(rank) if i not in offsets]
     if isinstance(operand, int) and operand in numbers.operand_batching_dims:
-        pair = numbers.start_indices_batching_dims[list(numbers.operand_batching_dims).index(operand)]
+        pair = numbers.start_indices_batching_dims[
+            list(numbers.operand_batching_dims).index(operand)
+        ]
         return batch[pair] if indices == pair else PART
     if operand == SAME and isinstance(indices, int) and indices < len(_shape(e, 1)) - 1:
         return batch[indices]
@@ -270,7 +289,16 @@ _RULES: dict[str, Callable[[Any, Sequence[State]], State]] = {
     "split": _along("axis"),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"),
+        (
+            "reduce_sum",
+            "reduce_max",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_and",
+            "reduce_or",
+            "argmax",
+            "argmin",
+        ),
         _reduce,
     ),
     "dot_general": _dot,

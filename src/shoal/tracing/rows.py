@@ -81,20 +81,26 @@ class Walk:
                 self.draws[node.name] = place_of(drawn[0])
         for out, state in zip(node.code.outs, states, strict=True):
             if out is not None:
-                known = state == PART or self.by_shape(out) in (state, SAME) or isinstance(node, Agree)
+                known = (
+                    state == PART or self.by_shape(out) in (state, SAME) or isinstance(node, Agree)
+                )
                 self.states[out] = state if known else PART
 
     def loop(self, loop: Loop, wide: Loop) -> None:
         """Walk over a loop until the states of what it carries settle."""
         for link in loop.slices:
             outer = self.states[link.outer]
-            self.states[link.inner] = outer if isinstance(outer, str) else outer - 1 if outer else PART
+            self.states[link.inner] = (
+                outer if isinstance(outer, str) else outer - 1 if outer else PART
+            )
         for carry in loop.carries:
             self.states[carry.before] = self.states[carry.first]
         for _ in range(_MOST_TURNS):
             self.nodes(loop.body.nodes, wide.body.nodes)
             before = [self.states[c.before] for c in loop.carries]
-            after = [join(b, self.states[c.after]) for b, c in zip(before, loop.carries, strict=True)]
+            after = [
+                join(b, self.states[c.after]) for b, c in zip(before, loop.carries, strict=True)
+            ]
             if before == after:
                 break
             self.states.update({c.before: s for c, s in zip(loop.carries, after, strict=True)})

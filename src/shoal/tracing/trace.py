@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from shoal.errors import ShoalError, TraceError
-from shoal.graph.ir import Graph, leaves
+from shoal.graph.ir import Graph
 from shoal.graph.rules import check_graph
 from shoal.tracing.agree import tracing_for
 from shoal.tracing.jaxprs import Reader, user_place
@@ -38,7 +38,9 @@ class Origin:
 
     def spec(self, envs: int) -> Any:
         """Shapes and dtypes of the carried state."""
-        state = jax.eval_shape(lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0))
+        state = jax.eval_shape(
+            lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0)
+        )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
 
     def start(self, seed: int, envs: int) -> Any:
@@ -52,9 +54,12 @@ class Origin:
         with tracing_for(replicas):
             return _read(self, envs)
 
-    def state_tree(self, envs: int) -> Any:
-        """The tree structure of the carried state."""
-        return jax.tree.structure(self.spec(envs))
+    @functools.cache  # noqa: B019
+    def annotated(self, envs: int) -> Graph:
+        """The graph with the environment axis of every value, and where it comes from."""
+        graph = annotate(self.at(envs), self.at(2 * envs), envs)
+        title = f"{type(self.algorithm).__name__} on {getattr(self.env, 'name', self.env) or 'its own loop'}"
+        return check_graph(replace(graph, envs=envs, title=title, origin=self))
 
 
 def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
@@ -64,16 +69,18 @@ def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
     is the environment axis.
     """
     if envs < 1:
-        raise TraceError(f"envs={envs}: a loop needs at least one environment", "Set envs to 1 or more.")
-    origin = Origin(algorithm, env)
-    graph = annotate(origin.at(envs), origin.at(2 * envs), envs)
-    title = f"{type(algorithm).__name__} on {getattr(env, 'name', env) or 'its own loop'}"
-    return check_graph(replace(graph, envs=envs, title=title, origin=origin))
+        raise TraceError(
+            f"envs={envs}: a loop needs at least one environment", "Set envs to 1 or more."
+        )
+    return Origin(algorithm, env).annotated(envs)
 
 
 def _read(origin: Origin, envs: int) -> Graph:
     spec = origin.spec(envs)
-    state, where = jax.tree_util.tree_flatten_with_path(spec)[0], source_of(_tick_of(origin.algorithm))
+    state, where = (
+        jax.tree_util.tree_flatten_with_path(spec)[0],
+        source_of(_tick_of(origin.algorithm)),
+    )
     metric_names: list[str] = []
 
     def tick(*carry: Any) -> tuple[list[Any], list[Any]]:
@@ -82,7 +89,9 @@ def _read(origin: Origin, envs: int) -> Graph:
         _check_same_spec(spec, after, where)
         found = jax.tree_util.tree_flatten_with_path(metrics)[0]
         metric_names[:] = [path_name(path) for path, _ in found]
-        return [strong(x, s.dtype) for x, (_, s) in zip(jax.tree.leaves(after), state, strict=True)], [x for _, x in found]
+        return [
+            strong(x, s.dtype) for x, (_, s) in zip(jax.tree.leaves(after), state, strict=True)
+        ], [x for _, x in found]
 
     try:
         closed = jax.make_jaxpr(tick)(*(s for _, s in state))
@@ -127,8 +136,3 @@ def _tick_of(algorithm: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:300]
-
-
-def stage_names(graph: Graph) -> tuple[str, ...]:
-    """Names of the graph's stages in the order of their first use."""
-    return tuple(dict.fromkeys(n.stage for n in leaves(graph) if hasattr(n, "stage")))  # type: ignore[union-attr]

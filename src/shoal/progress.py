@@ -1,0 +1,50 @@
+"""A bar for a run: ticks, steps, steps per second, and the mean return."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Shows how far a run is; a context, so that the bar ends with the run."""
+
+    def __init__(self, ticks: int, steps: int, *, shown: bool) -> None:
+        self._steps, self._first = steps, 0.0
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ticks"),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not shown,
+        )
+        self._task = self._bar.add_task("compiling", total=ticks, told="")
+
+    def see(self, tick: int, mean: float | None) -> None:
+        """A tick is done."""
+        now = time.perf_counter()
+        self._first = self._first or now
+        rate = self._steps * tick / (now - self._first) if tick and now > self._first else 0.0
+        told = f"{self._steps * (tick + 1):,} steps"
+        told += f"  {rate:,.0f} steps/s" if rate else ""
+        told += f"  return {mean:.1f}" if mean is not None else ""
+        self._bar.update(self._task, completed=tick + 1, description="training", told=told)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
