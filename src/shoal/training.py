@@ -6,9 +6,9 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from shoal import envs as environments
-from shoal.algorithms import ALGORITHMS, PRESETS
+from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.errors import NotFiniteError, SettingError, ShoalError, UnknownNameError
-from shoal.graph.ir import Graph, Stage
+from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.cluster import Cluster
 from shoal.planning.homes import Sites
 from shoal.planning.laws import make_plan
@@ -45,6 +45,7 @@ class How(TypedDict, total=False):
     folder: str | Path
     name: str
     progress: bool
+    announce: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -113,22 +114,30 @@ class Job:
         return str(getattr(self.env, "name", "") or type(self.env).__name__)
 
 
+def find_preset(algorithm: str, env: Any) -> Preset | None:
+    """Settings known to learn, if there are any for this pair of names."""
+    name = env.rpartition(":")[2] if isinstance(env, str) else ""
+    return PRESETS.get(algorithm, {}).get(name)
+
+
 def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
     """Names to objects; a preset gives the settings, environments and ticks that aren't said."""
     preset = None
     if isinstance(algorithm, str):
         if algorithm not in ALGORITHMS:
             raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
-        known = PRESETS.get(algorithm, {})
-        preset = known.get(env.rpartition(":")[2]) if isinstance(env, str) else None
+        preset = find_preset(algorithm, env)
         algorithm = preset.algorithm if preset else ALGORITHMS[algorithm]()
     made = environments.make(env) if isinstance(env, str) else env
-    envs = how.get("envs") or (preset.envs if preset else 16)
-    ticks = how.get("ticks") or (preset.ticks if preset else 100)
-    for name, count in (("envs", envs), ("ticks", ticks)):
+    said = {name: how[name] for name in ("envs", "ticks") if how.get(name) is not None}
+    for name, count in said.items():
         if count < 1:
             raise SettingError(f"{name}={count} is too few", f"Set {name} to 1 or more.")
-    return Job(algorithm, made, envs, ticks)
+    ticks = said.get("ticks", preset.ticks if preset else 100)
+    if preset and getattr(algorithm, "total_ticks", None):
+        # The preset's schedule is meant to end with the run, however long that is.
+        algorithm = replace(algorithm, total_ticks=ticks)
+    return Job(algorithm, made, said.get("envs", preset.envs if preset else 16), ticks)
 
 
 def ensure_devices(distribution: DistributionPolicy) -> None:
@@ -165,20 +174,9 @@ class Episodes:
 
 def env_steps_a_tick(graph: Graph) -> int:
     """How many steps all environments together make in a tick."""
-    every = frozenset(loop.name for loop, _ in Sites(graph, frozenset()).loops)
-    sites = Sites(graph, every | _loop_names(graph))
-    steps = [
-        sites.times[n.writes[0]]
-        for n in sites.nodes.values()
-        if isinstance(n, Stage) and n.stage == "env"
-    ]
-    return sum(steps) * graph.envs
-
-
-def _loop_names(graph: Graph) -> frozenset[str]:
-    from shoal.graph.ir import loops
-
-    return frozenset(loop.name for loop in loops(graph))
+    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
+    return sum(sites.times[n.writes[0]] for n in stages) * graph.envs
 
 
 def new_folder(root: Path, name: str, title: str) -> Path:
@@ -204,6 +202,7 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     seed, backend = how.get("seed", 0), how.get("backend", "threads")
     steps, episodes, began = env_steps_a_tick(drawn.graph), Episodes(), time.perf_counter()
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
+    how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
         "backend": backend, "seed": seed, "envs": job.envs, "status": "running", "ticks": 0, "env_steps": 0,

@@ -1,0 +1,147 @@
+"""The `shoal` command: train, graph, plan, verify."""
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
+from shoal.cli.page import graph_page, plan_page
+from shoal.errors import SettingError, ShoalError
+from shoal.planning.policies import fused
+from shoal.runtime.run import BACKENDS
+from shoal.tracing.trace import trace
+from shoal.training import ensure_devices, make_job, plan, train, verify
+
+Json = dict[str, Any]
+EXAMPLES = """examples:
+  shoal train ppo CartPole-v1
+  shoal train ppo CartPole-v1 --distribute single-learner-coarse --actors 2 --lag 1
+  shoal train my_file.py:MyAlgorithm CartPole-v1 --set learning_rate=1e-3
+  shoal plan ppo CartPole-v1 --distribute central --workers 4 --out plan.html
+  shoal verify ppo CartPole-v1 --distribute decoupled --env-replicas 2
+"""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one command; errors the user can mend are told without a traceback."""
+    options = make_parser().parse_args(words)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        return options.command(options)
+    except ShoalError as error:
+        if options.debug:
+            traceback.print_exc()
+        console.print(f"[bold red]{type(error).__name__}:[/] ", end="")
+        console.print(str(error), markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        return 130
+    except Exception as error:
+        if options.debug:
+            raise
+        console.print(f"{type(error).__name__}: {str(error).splitlines()[0]}", markup=False)
+        console.print("Run it again with --debug for the whole traceback.", markup=False)
+        return 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Every command and option."""
+    parser = argparse.ArgumentParser(
+        prog="shoal",
+        description="Write a training loop once; run it fused, on threads or in pieces.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    told = {
+        "train": (_train, "train an algorithm on an environment"),
+        "graph": (_graph, "show the graph that a loop is traced to"),
+        "plan": (_plan, "show how a loop would run, before it does"),
+        "verify": (_verify, "check that a distribution policy gives the fused program's numbers"),
+    }
+    for name, (command, text) in told.items():
+        one = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        one.set_defaults(command=command)
+        one.add_argument("--debug", action="store_true", help="show full tracebacks")
+        add_loop(one)
+        if name != "graph":
+            add_distribution(one)
+        if name in ("train", "verify"):
+            one.add_argument("--ticks", type=int, help="turns of the training loop")
+            one.add_argument("--backend", default="threads", help=f"one of: {', '.join(BACKENDS)}")
+            one.add_argument("--seed", type=int, default=0)
+        else:
+            one.add_argument("--out", type=Path, help="write a .txt, .json or .html file instead")
+        if name == "train":
+            one.add_argument("--name", default="", help="name of the run's folder")
+            one.add_argument("--folder", default="runs", help="where runs are kept")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    loop, console = chosen_loop(options), Console(highlight=False, soft_wrap=True)
+    distribution = chosen_distribution(options)
+    how = {"envs": options.envs, "ticks": options.ticks, "backend": options.backend}
+    how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
+    trained = train(
+        *loop, distribution, **how, progress=True, announce=lambda text: console.print(text + "\n")
+    )
+    summary = trained.summary
+    mean = summary["return_mean"]
+    told = f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s"
+    told += f" ({summary['compile_seconds']:.1f} s of it compiling)"
+    told += f", {summary['env_steps_per_second']:,.0f} steps/s"
+    if mean is not None:
+        told += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
+    console.print(told, markup=False)
+    console.print(f"Results are in {trained.folder}/", markup=False)
+    return 130 if summary["status"] == "interrupted" else 0
+
+
+def _graph(options: argparse.Namespace) -> int:
+    job = make_job(*chosen_loop(options), {"envs": options.envs})
+    graph = trace(job.algorithm, job.env, envs=job.envs)
+    return _show(options.out, str(graph), graph.to_json(), graph_page)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    job = make_job(*chosen_loop(options), {"envs": options.envs})
+    distribution = chosen_distribution(options) or fused()
+    ensure_devices(distribution)
+    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution)
+    return _show(options.out, str(drawn), drawn.to_json(), plan_page)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    how = {"envs": options.envs, "backend": options.backend, "seed": options.seed}
+    how |= {"ticks": options.ticks or 3}
+    found = verify(*chosen_loop(options), chosen_distribution(options) or fused(), **how)
+    print(found)
+    return 0 if found.holds else 1
+
+
+def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) -> int:
+    """Print the text, or write the file that its ending asks for."""
+    if out is None:
+        print(text)
+        return 0
+    forms = {
+        ".txt": lambda: text + "\n",
+        ".json": lambda: json.dumps(data, indent=1) + "\n",
+        ".html": lambda: page(data),
+    }
+    if out.suffix not in forms:
+        raise SettingError(f"can't write {out}", f"Let its name end in {', '.join(forms)}.")
+    out.write_text(forms[out.suffix](), encoding="utf-8")
+    print(f"Written to {out}")
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What the command line says about the loop and its distribution, as objects."""
+
+import argparse
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from shoal.algorithms import ALGORITHMS
+from shoal.errors import SettingError, UnknownNameError
+from shoal.planning.policies import POLICIES
+from shoal.planning.policy import DistributionPolicy
+from shoal.training import find_preset
+
+
+def option_of(parameter: str) -> str:
+    """The option that sets a distribution policy's parameter; --envs counts environments."""
+    return "--env-replicas" if parameter == "envs" else f"--{parameter.replace('_', '-')}"
+
+
+def policy_parameters() -> dict[str, list[str]]:
+    """Every parameter of the named distribution policies, and which of them take it."""
+    found: dict[str, list[str]] = {}
+    for name, make in POLICIES.items():
+        for parameter in inspect.signature(make).parameters:
+            found.setdefault(parameter, []).append(name)
+    return found
+
+
+def add_loop(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what to train."""
+    known = ", ".join(ALGORITHMS)
+    parser.add_argument("algorithm", help=f"a name ({known}) or your own: file.py:Class")
+    parser.add_argument("env", help="an environment, such as CartPole-v1, or file.py:make_env")
+    parser.add_argument("--envs", type=int, help="how many environments")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm"
+    )
+
+
+def add_distribution(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say how it is distributed."""
+    names = ", ".join(name.replace("_", "-") for name in POLICIES)
+    parser.add_argument(
+        "--distribute", metavar="POLICY", help=f"one of: {names}; or your own: file.py:function"
+    )
+    for parameter, makers in policy_parameters().items():
+        parser.add_argument(
+            option_of(parameter),
+            dest=f"policy_{parameter}",
+            type=int,
+            metavar="N",
+            help=f"of {', '.join(name.replace('_', '-') for name in makers)}",
+        )
+
+
+def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The algorithm (with its settings) and the environment."""
+    algorithm, env = options.algorithm, options.env
+    if ".py:" in env:
+        env = _made(load(env))
+    settings = dict(_setting(text) for text in options.set)
+    if ".py:" in algorithm:
+        return with_settings(_made(load(algorithm)), settings), env
+    if not settings:
+        return algorithm, env
+    if algorithm not in ALGORITHMS:
+        raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
+    preset = find_preset(algorithm, env)
+    if preset and options.envs is None:
+        options.envs = preset.envs
+    if preset and getattr(options, "ticks", 0) is None:
+        options.ticks = preset.ticks
+    return with_settings(preset.algorithm if preset else ALGORITHMS[algorithm](), settings), env
+
+
+def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | None:
+    """The distribution policy with its parameters; None where none is named."""
+    given = {
+        name: value
+        for name in policy_parameters()
+        if (value := getattr(options, f"policy_{name}")) is not None
+    }
+    if options.distribute is None:
+        if given:
+            option = option_of(next(iter(given)))
+            raise SettingError(f"{option} says nothing without --distribute", "Name one, too.")
+        return None
+    if ".py:" in options.distribute:
+        found = load(options.distribute)
+        return found(**given) if callable(found) else found
+    name = options.distribute.replace("-", "_")
+    if name not in POLICIES:
+        known = [known.replace("_", "-") for known in POLICIES]
+        raise UnknownNameError("distribution policy", options.distribute, known)
+    taken = inspect.signature(POLICIES[name]).parameters
+    for parameter in given:
+        if parameter not in taken:
+            raise SettingError(
+                f"{options.distribute} takes no {option_of(parameter)}",
+                f"It takes: {', '.join(map(option_of, taken))}.",
+            )
+    return POLICIES[name](**given)
+
+
+def load(text: str) -> Any:
+    """What `file.py:name` names."""
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise SettingError(f"there is no file {file}", "Give the path of a Python file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise UnknownNameError(f"name in {file}", name, public)
+    return getattr(module, name)
+
+
+def _made(found: Any) -> Any:
+    """An object of a class or of a function without arguments; other objects as they are."""
+    return found() if inspect.isclass(found) or inspect.isfunction(found) else found
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SettingError(f"--set {text}", "Say it as NAME=VALUE.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def with_settings(algorithm: Any, settings: dict[str, Any]) -> Any:
+    """The algorithm with some settings changed; each must exist and keep its kind."""
+    if not settings:
+        return algorithm
+    title = type(algorithm).__name__
+    if not dataclasses.is_dataclass(algorithm):
+        raise SettingError(f"{title} is no dataclass, so it has no settings", "Leave out --set.")
+    known = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    for name, value in settings.items():
+        if name not in known:
+            raise UnknownNameError(f"setting of {title}", name, known)
+        if not _fits(value, known[name]):
+            kind = type(known[name]).__name__
+            raise SettingError(f"{title}.{name} is a {kind}, not {value!r}", f"Give a {kind}.")
+    return dataclasses.replace(algorithm, **settings)
+
+
+def _fits(value: Any, present: Any) -> bool:
+    if present is None or value is None:
+        return value is None or isinstance(value, int | float)
+    if isinstance(present, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(present, bool)
+    return isinstance(value, int | float) if isinstance(present, float) else isinstance(value, type(present))
