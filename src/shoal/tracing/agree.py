@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -62,7 +63,7 @@ def _gather_alone(x: Any, *, axis: int, replicas: int) -> Any:
 
 def _batch_gather(args: Any, dims: Any, *, axis: int, replicas: int) -> tuple[Any, Any]:
     (x,), (d,) = args, dims
-    moved = batching.moveaxis(x, d, 0)
+    moved = jnp.moveaxis(x, d, 0)
     return gather_p.bind(moved, axis=axis + 1, replicas=replicas), 0
 
 
