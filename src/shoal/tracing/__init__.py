@@ -1,0 +1,1 @@
+"""Python to graph: stages, traces, and which values have a row for every environment."""

@@ -128,7 +128,7 @@ def _count(tree: Any) -> int:
 def value_of(name: str, aval: Any) -> Value:
     """The spec of a traced variable."""
     dtype = aval.dtype
-    size = dtype.itemsize if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else 8
+    size = dtype.itemsize if not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) else 8
     return Value(name, tuple(aval.shape), str(dtype), size)
 
 
@@ -166,7 +166,7 @@ class Reader:
     def outputs(
         self, jaxpr: Any, carried: Sequence[Any], ins: Sequence[str], bases: Sequence[str]
     ) -> list[str]:
-        """Names for a jaxpr's results; a carried value that is handed on as it is keeps its name."""
+        """Names for a jaxpr's results; a carried value handed on as it is keeps its name."""
         same = {
             i: name
             for i, (var, name) in enumerate(zip(carried, ins, strict=False))
@@ -275,7 +275,8 @@ class Reader:
             return self.body(*found, code.args, outs, scope)
         raise TraceError(
             f"{_what_is_in(equation)} inside `{kind}`, which can't be cut",
-            "Use lax.scan for loops that hold stages, and jnp.where or a stage of its own for choices.",
+            "Use lax.scan for loops that hold stages, "
+            "and jnp.where or a stage of its own for choices.",
             place_of(equation),
         )
 

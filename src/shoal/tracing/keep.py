@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Final
 
 import numpy as np
 from jax.extend import core as jex
@@ -11,13 +12,37 @@ from jax.extend import core as jex
 from shoal.tracing.agree import gather_p, mean_p
 from shoal.tracing.jaxprs import below, inner, opened, scan_counts
 
-SAME: Literal["same"] = "same"
-PART: Literal["part"] = "part"
-State = int | Literal["same", "part"]
+
+class Rowless(Enum):
+    """What is known of a value without rows: see `shoal.tracing.rows`."""
+
+    SAME = "same"
+    PART = "part"
+
+
+SAME: Final = Rowless.SAME
+PART: Final = Rowless.PART
+State = int | Rowless  # the axis of the rows, or why there are none
 
 _MOST_TURNS = 16
 _ELEMENTWISE = frozenset(
-    ["abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "random_fold_in", "random_unwrap", "random_wrap", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32", "xor", "random_bits", "random_split", "random_clone"]
+    {
+        *("abs", "neg", "sign", "conj", "real", "imag"),
+        *("add", "add_any", "sub", "mul", "div", "rem"),
+        *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt"),
+        *("exp", "exp2", "expm1", "log", "log1p", "logistic"),
+        *("digamma", "lgamma", "erf", "erf_inv", "erfc"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+        *("min", "max", "clamp", "floor", "ceil", "round", "nextafter", "is_finite"),
+        *("eq", "ne", "ge", "gt", "le", "lt", "select_n", "and", "or", "xor", "not"),
+        *("shift_left", "shift_right_arithmetic", "shift_right_logical"),
+        *("clz", "population_count", "reduce_precision"),
+        *("copy", "copy_p", "convert_element_type", "bitcast_convert_type"),
+        *("name", "stop_gradient"),
+        *("random_bits", "random_clone", "random_fold_in", "random_split"),
+        *("random_unwrap", "random_wrap", "threefry2x32"),
+    }
 )
 
 
@@ -26,11 +51,23 @@ def join(a: State, b: State) -> State:
     return a if a == b else PART
 
 
+def inside(state: State) -> State:
+    """The state of one slice along the first axis; rows can't be sliced apart."""
+    if not isinstance(state, int):
+        return state
+    return state - 1 if state > 0 else PART
+
+
+def outside(state: State) -> State:
+    """The state of slices stacked along a new first axis."""
+    return state + 1 if isinstance(state, int) else state
+
+
 def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
-    """The states of what an equation writes; `drawn` collects draws from keys that replicas share."""
-    if PART in ins and narrow.primitive is not mean_p and narrow.primitive is not gather_p:
-        if not any(True for _ in below(narrow)):
-            return [PART] * len(narrow.outvars)
+    """The states of what an equation writes; draws from keys that replicas share go to `drawn`."""
+    agrees = narrow.primitive in (mean_p, gather_p)
+    if PART in ins and not agrees and not any(True for _ in below(narrow)):
+        return [PART] * len(narrow.outvars)
     states = _by_kind(narrow, wide, ins, drawn)
     checked = [
         _check(s, n.aval, w.aval)
@@ -43,17 +80,18 @@ def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list
 
 
 def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
+    if control := _CONTROL.get(narrow.primitive.name):
+        return control(narrow, wide, ins, drawn)
+    if (one := inner(narrow)) and (two := inner(wide)):
+        return flow_jaxpr(one[0], two[0], ins, drawn)
+    return _plain(narrow, wide, ins)
+
+
+def _plain(narrow: Any, wide: Any, ins: Sequence[State]) -> list[State]:
+    """The states of what an equation without a jaxpr inside writes."""
     kind, outs = narrow.primitive.name, len(narrow.outvars)
     if narrow.primitive in (mean_p, gather_p):
         return [SAME]
-    if kind == "scan":
-        return _scan(narrow, wide, ins, drawn)
-    if kind == "while":
-        return _while(narrow, wide, ins, drawn)
-    if kind == "cond":
-        return _cond(narrow, wide, ins, drawn)
-    if (one := inner(narrow)) and (two := inner(wide)):
-        return flow_jaxpr(one[0], two[0], ins, drawn)
     if all(s == SAME for s in ins):
         return [
             _spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)
@@ -88,9 +126,7 @@ def _scan(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> lis
         list(ins[n_const : n_const + n_carry]),
         ins[n_const + n_carry :],
     )
-    rows = [
-        x - 1 if isinstance(x, int) and x > 0 else PART if isinstance(x, int) else x for x in xs
-    ]
+    rows = [inside(x) for x in xs]
     outs: list[State] = []
     for _ in range(_MOST_TURNS):
         outs = flow_jaxpr(one, two, [*consts, *carry, *rows], drawn)
@@ -98,14 +134,16 @@ def _scan(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> lis
         if after == carry:
             break
         carry = after
-    return [*carry, *(s + 1 if isinstance(s, int) else s for s in outs[n_carry:])]
+    return [*carry, *map(outside, outs[n_carry:])]
 
 
 def _while(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
     n_test, n_body = narrow.params["cond_nconsts"], narrow.params["body_nconsts"]
     test, consts, carry = ins[:n_test], ins[n_test : n_test + n_body], list(ins[n_test + n_body :])
-    tests = [opened(e.params["cond_jaxpr"])[0] for e in (narrow, wide)]
-    bodies = [opened(e.params["body_jaxpr"])[0] for e in (narrow, wide)]
+    tests, bodies = (
+        (opened(narrow.params[key])[0], opened(wide.params[key])[0])
+        for key in ("cond_jaxpr", "body_jaxpr")
+    )
     for _ in range(_MOST_TURNS):
         if flow_jaxpr(*tests, [*test, *carry], drawn) != [SAME]:
             return [PART] * len(carry)
@@ -174,23 +212,29 @@ def _reshape(e: Any, ins: Sequence[State]) -> State:
     return fits[-1] if fits else PART
 
 
+def _axis(ins: Sequence[State]) -> int:
+    """The axis of the first operand; the rules that ask are for operands with rows."""
+    assert isinstance(ins[0], int)
+    return ins[0]
+
+
 def _transpose(e: Any, ins: Sequence[State]) -> State:
-    return list(e.params["permutation"]).index(ins[0])
-
-
-def _squeeze(e: Any, ins: Sequence[State]) -> State:
-    gone = e.params["dimensions"]
-    return PART if ins[0] in gone else ins[0] - sum(d < ins[0] for d in gone)  # type: ignore[operator]
+    return list(e.params["permutation"]).index(_axis(ins))
 
 
 def _expand(e: Any, ins: Sequence[State]) -> State:
     kept = [i for i in range(len(e.outvars[0].aval.shape)) if i not in e.params["dimensions"]]
-    return kept[ins[0]]  # type: ignore[index]
+    return kept[_axis(ins)]
 
 
-def _reduce(e: Any, ins: Sequence[State]) -> State:
-    axes, axis = e.params["axes"], ins[0]
-    return PART if axis in axes else axis - sum(a < axis for a in axes)  # type: ignore[operator]
+def _without(key: str) -> Callable[[Any, Sequence[State]], State]:
+    """Operations that take the named axes away keep rows that lie along another."""
+
+    def rule(e: Any, ins: Sequence[State]) -> State:
+        gone, axis = e.params[key], _axis(ins)
+        return PART if axis in gone else axis - sum(a < axis for a in gone)
+
+    return rule
 
 
 def _along(key: str) -> Callable[[Any, Sequence[State]], State]:
@@ -219,14 +263,10 @@ def _update_slice(e: Any, ins: Sequence[State]) -> State:
 
 
 def _pad(e: Any, ins: Sequence[State]) -> State:
-    axis = ins[0]
-    return (
-        axis
-        if isinstance(axis, int)
-        and e.params["padding_config"][axis] == (0, 0, 0)
-        and ins[1] == SAME
-        else PART
-    )
+    axis, filling = ins
+    if not isinstance(axis, int) or filling != SAME:
+        return PART
+    return axis if e.params["padding_config"][axis] == (0, 0, 0) else PART
 
 
 def _dot(e: Any, ins: Sequence[State]) -> State:
@@ -240,7 +280,9 @@ def _dot(e: Any, ins: Sequence[State]) -> State:
         )
         return list(batch_l).index(left) if both else PART
     axis, contract, batch, first = (
-        (left, contract_l, batch_l, 0) if isinstance(left, int) else (right, contract_r, batch_r, 1)
+        (left, contract_l, batch_l, 0)
+        if isinstance(left, int)
+        else (_axis(ins[1:]), contract_r, batch_r, 1)
     )
     if axis in contract or axis in batch:
         return PART
@@ -277,7 +319,7 @@ _RULES: dict[str, Callable[[Any, Sequence[State]], State]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "transpose": _transpose,
-    "squeeze": _squeeze,
+    "squeeze": _without("dimensions"),
     "expand_dims": _expand,
     "slice": _whole_slice,
     "dynamic_slice": _whole_slice,
@@ -290,18 +332,18 @@ _RULES: dict[str, Callable[[Any, Sequence[State]], State]] = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(
         (
-            "reduce_sum",
-            "reduce_max",
-            "reduce_min",
-            "reduce_prod",
-            "reduce_and",
-            "reduce_or",
-            "argmax",
-            "argmin",
+            *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+            *("argmax", "argmin"),
         ),
-        _reduce,
+        _without("axes"),
     ),
     "dot_general": _dot,
     "gather": _gather,
     "top_k": _top_k,
+}
+
+_CONTROL: dict[str, Callable[[Any, Any, Sequence[State], list[Any]], list[State]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
 }

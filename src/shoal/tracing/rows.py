@@ -15,7 +15,7 @@ from typing import Any
 from shoal.errors import TraceError
 from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage, Value
 from shoal.tracing.jaxprs import Fixed, Ref, place_of
-from shoal.tracing.keep import PART, SAME, State, flow, join, same_number
+from shoal.tracing.keep import PART, SAME, State, flow, inside, join, outside, same_number
 
 _MOST_TURNS = 16
 
@@ -89,10 +89,7 @@ class Walk:
     def loop(self, loop: Loop, wide: Loop) -> None:
         """Walk over a loop until the states of what it carries settle."""
         for link in loop.slices:
-            outer = self.states[link.outer]
-            self.states[link.inner] = (
-                outer if isinstance(outer, str) else outer - 1 if outer else PART
-            )
+            self.states[link.inner] = inside(self.states[link.outer])
         for carry in loop.carries:
             self.states[carry.before] = self.states[carry.first]
         for _ in range(_MOST_TURNS):
@@ -107,8 +104,7 @@ class Walk:
         for carry in loop.carries:
             self.states[carry.final] = self.states[carry.before]
         for link in loop.stacks:
-            inner = self.states[link.inner]
-            self.states[link.outer] = inner + 1 if isinstance(inner, int) else inner
+            self.states[link.outer] = outside(self.states[link.inner])
 
     def state(self, ref: Ref, wide: Ref) -> State:
         """The state of an argument; a number that follows the environment count is `PART`."""

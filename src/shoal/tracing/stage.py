@@ -76,7 +76,8 @@ def stage(
         )
 
     def wrap(function: Callable[..., Any]) -> Stage:
-        mark = Mark(name or function.__name__, per, False, on_policy, source_of(function))
+        called, source = name or function.__name__, source_of(function)
+        mark = Mark(called, per, on_policy=on_policy, source=source)
         return Stage(_batched(function, mark) if per == "env" else function, label_of(mark))
 
     return wrap if function is None else wrap(function)
@@ -93,7 +94,7 @@ def host(
     """
 
     def wrap(function: Callable[..., Any]) -> Stage:
-        mark = Mark(name or function.__name__, per, True, False, source_of(function))
+        mark = Mark(name or function.__name__, per, host=True, source=source_of(function))
         label = label_of(mark)
 
         def called(*args: Any) -> Any:
@@ -124,6 +125,7 @@ class Stage:
         self._jitted = functools.lru_cache(lambda replicas: jax.jit(_alias(named)))
 
     def __call__(self, *args: Any, **shared: Any) -> Any:
+        """What the function returns; `args` are rows where it is per environment."""
         return self._jitted(traced_replicas())(*args, **shared)
 
     def __get__(self, instance: object, owner: type | None = None) -> Stage:
@@ -165,8 +167,10 @@ def check_rows(rows: tuple[Any, ...], mark: Mark) -> tuple[Any, ...]:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(rows)]
         raise TraceError(
-            f"stage `{mark.name}` is per environment, but its rows don't share a first axis: {shapes}",
-            "Pass what all environments share (parameters, statistics) by keyword, rows by position.",
+            f"stage `{mark.name}` is per environment, "
+            f"but its rows don't share a first axis: {shapes}",
+            "Pass what all environments share (parameters, statistics) by keyword, "
+            "rows by position.",
             mark.source,
         )
     return rows
@@ -190,6 +194,6 @@ def short_place(file: str, line: int) -> str:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as dotted text: `params.actor.0.w`."""
+    """A tree path as dotted text: `params.layers.0.w`."""
     parts = [getattr(p, "name", getattr(p, "key", getattr(p, "idx", p))) for p in path]
     return ".".join(str(part) for part in parts)

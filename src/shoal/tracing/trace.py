@@ -54,11 +54,12 @@ class Origin:
         with tracing_for(replicas):
             return _read(self, envs)
 
-    @functools.cache  # noqa: B019
+    @functools.cache  # noqa: B019  as above
     def annotated(self, envs: int) -> Graph:
         """The graph with the environment axis of every value, and where it comes from."""
         graph = annotate(self.at(envs), self.at(2 * envs), envs)
-        title = f"{type(self.algorithm).__name__} on {getattr(self.env, 'name', self.env) or 'its own loop'}"
+        where = getattr(self.env, "name", self.env) or "its own loop"
+        title = f"{type(self.algorithm).__name__} on {where}"
         return check_graph(replace(graph, envs=envs, title=title, origin=self))
 
 
@@ -99,8 +100,10 @@ def _read(origin: Origin, envs: int) -> Graph:
         raise
     except Exception as error:
         raise TraceError(
-            f"tick can't be traced with {envs} environments: {type(error).__name__}: {_first_line(error)}",
-            "tick must be pure JAX for any environment count (Shoal also traces it at twice yours).",
+            f"tick can't be traced with {envs} environments: "
+            f"{type(error).__name__}: {_first_line(error)}",
+            "tick must be pure JAX for any environment count "
+            "(Shoal also traces it at twice yours).",
             user_place(error) or where,
         ) from error
     names = [path_name(path) or "state" for path, _ in state]
@@ -119,8 +122,10 @@ def _check_same_spec(before: Any, after: Any, where: str) -> None:
         shape, dtype = jax.numpy.shape(new), getattr(new, "dtype", old.dtype)
         if shape != old.shape or dtype != old.dtype:
             raise TraceError(
-                f"tick changes `{path_name(path)}` from {old.dtype}{list(old.shape)} to {dtype}{list(shape)}",
-                "What is carried keeps its shape and dtype from tick to tick; fix it in tick or in init.",
+                f"tick changes `{path_name(path)}` from {old.dtype}{list(old.shape)} "
+                f"to {dtype}{list(shape)}",
+                "What is carried keeps its shape and dtype from tick to tick; "
+                "fix it in tick or in init.",
                 where,
             )
 
