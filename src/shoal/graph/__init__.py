@@ -1,0 +1,1 @@
+"""The graph of a loop: plain data, its rules, and its print."""

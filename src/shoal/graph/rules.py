@@ -59,7 +59,7 @@ RULES = (
 
 
 def check_graph(graph: Graph) -> Graph:
-    """`graph` if it keeps every rule; tracing makes no other, so a breach is Shoal's own mistake."""
+    """`graph` if it keeps every rule; tracing makes no other, so a breach is Shoal's mistake."""
     for rule in RULES:
         broken = list(rule.broken(graph))
         assert not broken, f"{rule.name}: {broken}"

@@ -38,7 +38,7 @@ def _rows(graph: Graph, nodes: Sequence[Node], depth: int) -> Iterator[tuple[str
                 if node.body is not None:
                     yield from _rows(graph, node.body.nodes, depth + 1)
             case Agree() | Glue():
-                run = [node]
+                run: list[Node] = [node]
                 while kept and type(kept[0]) is type(node):
                     run.append(kept.pop(0))
                 what = "replicas agree" if isinstance(node, Agree) else "glue"
