@@ -1,4 +1,4 @@
-"""Which fragment a distribution policy gives each stage to; nested stages it names are laid open."""
+"""Which fragment a distribution policy gives each stage; nested stages it names are laid open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.planning.policy import PER_BATCH, PER_ENV, THE_REST, DistributionPoli
 
 
 def assign_stages(graph: Graph, distribution: DistributionPolicy) -> tuple[Graph, dict[str, str]]:
-    """`graph` with the stages laid open that the policy looks into, and each stage node's fragment."""
+    """`graph` with nested stages laid open where they are named, and each stage's fragment."""
     check_names(graph, distribution)
     opened = {
         full.rsplit("/", 1)[0] for full, _ in nested_stages(graph) if _chosen(full, distribution)
@@ -22,7 +22,7 @@ def assign_stages(graph: Graph, distribution: DistributionPolicy) -> tuple[Graph
 
 
 def check_names(graph: Graph, distribution: DistributionPolicy) -> DistributionPolicy:
-    """Check that every plain name in the policy is a stage of the loop."""
+    """Check that every plain name in `distribution` is a stage of the loop."""
     known = {full for full, _ in nested_stages(graph)}
     for fragment in distribution.fragments:
         for name in fragment.stages:
@@ -32,13 +32,14 @@ def check_names(graph: Graph, distribution: DistributionPolicy) -> DistributionP
             if "/" in name and not any(fnmatchcase(full, name) for full in known):
                 raise CutError(
                     f"{distribution.name} looks for a stage `{name}`, and the loop has none",
-                    f"Mark one with @shoal.stage, or use another policy. Stages: {', '.join(sorted(known))}.",
+                    "Mark one with @shoal.stage, or use another distribution policy. "
+                    f"Stages: {', '.join(sorted(known))}.",
                 )
     return distribution
 
 
 def _chosen(full: str, distribution: DistributionPolicy) -> bool:
-    """Whether the policy names the nested stage `full`."""
+    """Whether `distribution` names the nested stage `full`."""
     wanted = [s for f in distribution.fragments for s in f.stages if "/" in s]
     return "/" in full and any(fnmatchcase(full, s) for s in wanted)
 
@@ -70,7 +71,7 @@ def _fragments(
 
 
 def fragment_of(stage: Stage, distribution: DistributionPolicy) -> Fragment:
-    """The fragment that holds `stage`: by name, then pattern, then kind, then the enclosing stage."""
+    """The fragment that holds `stage`: by name, pattern, kind, and then by the enclosing stage."""
     for name in _enclosing(stage.stage):
         for grade in range(4):
             found = [

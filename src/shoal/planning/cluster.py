@@ -52,7 +52,7 @@ class Place:
 
 
 def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple[Place, ...]]:
-    """A place for each replica: devices of the wanted kind in turn, shared when there are too few."""
+    """A place for each replica: devices of the wanted kind in turn, shared if there are too few."""
     turn = {"cpu": 0, "gpu": 0}
     placed: dict[str, tuple[Place, ...]] = {}
     for fragment in distribution.fragments:

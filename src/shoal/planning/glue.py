@@ -13,7 +13,7 @@ _MOST_SWEEPS = 8
 
 
 def place_glue(sites: Sites, stages: Mapping[str, str], distribution: DistributionPolicy) -> Homes:
-    """A home for every site: stages where the policy says, glue where fewest bytes cross."""
+    """A home for every site: stages where `stages` says, glue where fewest bytes cross."""
     homes = {
         name: frozenset({stages[name]})
         for name, node in sites.nodes.items()
@@ -49,7 +49,7 @@ def first_stage(node: Node) -> str:
 
 
 def _to_readers(sites: Sites, homes: dict, free: list[str], fallback: frozenset[str]) -> None:
-    """Give each free site, last first, the home of its readers, or of its writers if it has none."""
+    """Give each free site, last first, the home of its readers, else of its writers."""
     readers: dict[str, list[str]] = {}
     for node in sites.nodes.values():
         for value in node.reads:

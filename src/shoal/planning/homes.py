@@ -14,7 +14,7 @@ EVERYWHERE: frozenset[str] = frozenset({"*"})
 
 @dataclass(frozen=True)
 class Sites:
-    """A graph with some loops laid open; every other node is a site that runs somewhere as a whole."""
+    """A graph with some loops laid open; every other node is a site: it runs as a whole."""
 
     graph: Graph
     opened: frozenset[str]
@@ -132,7 +132,7 @@ def agrees(node: Node) -> bool:
 
 
 def crossings(sites: Sites, homes: Homes) -> dict[tuple[str, str], str]:
-    """For each (reader fragment, value) that must come from elsewhere, the fragment that sends it."""
+    """For each (reader, value) that must come from elsewhere, the fragment that sends it."""
     found: dict[tuple[str, str], str] = {}
     for fragment, value, _ in sites.needs(homes):
         if (fragment, value) in found:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves
-from shoal.planning.cluster import Cluster
+from shoal.planning.cluster import Cluster, Place
 from shoal.planning.plan import Plan, draw_plan
 from shoal.planning.policy import DistributionPolicy
 
@@ -41,8 +41,10 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
             fits = [n for n in range(1, envs + 1) if envs % n == 0]
             near = sorted(sorted(fits, key=lambda n: abs(n - fragment.replicas))[:2])
             yield CutError(
-                f"{envs} environments can't be divided over {fragment.replicas} replicas of `{fragment.name}`",
-                f"Use {' or '.join(str(n) for n in near)} replicas, or a multiple of {fragment.replicas} environments.",
+                f"{envs} environments can't be divided over {fragment.replicas} replicas "
+                f"of `{fragment.name}`",
+                f"Use {' or '.join(str(n) for n in near)} replicas, "
+                f"or a multiple of {fragment.replicas} environments.",
             )
 
 
@@ -55,7 +57,8 @@ def shared_keys(plan: Plan) -> Iterator[ShoalError]:
                 yield CutError(
                     f"{_called(inner)} draws numbers for every environment from one key, and "
                     f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
-                    'Carry one key per environment and split it per row, in a stage with per="env".',
+                    "Carry one key per environment and split it per row, "
+                    'in a stage with per="env".',
                     place,
                 )
 
@@ -71,7 +74,8 @@ def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
                 continue
             elsewhere = [
                 n for n in plan.sites.nodes.values()
-                if value in n.reads and not isinstance(n, Agree) and plan.homes[n.name] != {fragment.name}
+                if value in n.reads and not isinstance(n, Agree)
+                and plan.homes[n.name] != {fragment.name}
             ]  # fmt: skip
             if elsewhere or _ends(plan, value) & (kept | shown):
                 yield _disagreement(fragment.name, fragment.replicas, node, value)
@@ -90,20 +94,21 @@ def _disagreement(fragment: str, replicas: int, node: Node, value: str) -> Shoal
     if isinstance(node, Stage):
         return CutError(
             f"stage `{node.stage}` sees the whole batch and can't run as {replicas} replicas",
-            f"Say how replicas agree on `{value.rstrip(chr(39))}`: average it with shoal.mean (gradients, moments), or keep "
-            f"`{node.stage}` in one fragment with one replica.",
+            f"Say how replicas agree on `{value.rstrip(chr(39))}`: average it with shoal.mean "
+            f"(gradients, moments), or keep `{node.stage}` in one fragment with one replica.",
             node.source,
         )
     return CutError(
         f"{_called(node)} makes `{value}` from all environments, and {replicas} replicas of "
         f"`{fragment}` hold only some of them each",
-        "Say how replicas agree with shoal.mean(x) or shoal.gather(x), or do it in a stage that isn't replicated.",
+        "Say how replicas agree with shoal.mean(x) or shoal.gather(x), "
+        "or do it in a stage that isn't replicated.",
         node.source,
     )
 
 
 def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
-    """On-policy stages that would see what an older policy did."""
+    """On-policy stages that would read what comes from older values."""
     stale = {(c.reader, v) for c in plan.channels if c.flow.lag for v in c.values}
     late: dict[str, str] = {}
     for node in plan.sites.nodes.values():
@@ -116,7 +121,8 @@ def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
             for stage in Graph((), (), (node,)).stages:
                 if stage.on_policy:
                     yield CutError(
-                        f"stage `{stage.stage}` is on-policy, but what it reads comes from a lagged `{cause}`",
+                        f"stage `{stage.stage}` is on-policy, "
+                        f"but what it reads comes from a lagged `{cause}`",
                         "Use lag=0, or an algorithm that corrects for the lag.",
                         stage.source,
                     )
@@ -144,9 +150,10 @@ def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
             ):
                 name = plan.distribution.name if not inside else f"stage `{stage.stage}`"
                 yield CutError(
-                    f"host stage `{_host_name(stage)}` is inside a loop that {name} compiles into one program",
-                    "Use a policy with several fragments, such as single_learner_coarse(actors=1): host "
-                    "stages are called between compiled segments.",
+                    f"host stage `{_host_name(stage)}` is inside a loop that {name} compiles "
+                    "into one program",
+                    "Use a distribution policy with several fragments: host stages are called "
+                    "between compiled segments.",
                     stage.source,
                 )
 
@@ -159,7 +166,7 @@ def _host_name(stage: Stage) -> str:
 
 def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
     """Places that can't hold what their fragments carry and receive."""
-    held: dict[object, int] = {}
+    held: dict[Place, int] = {}
     room = {p: p.device.memory for places in plan.places.values() for p in places}
     for fragment in plan.distribution.fragments:
         carried = [
@@ -175,9 +182,9 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
             )
             held[place] = held.get(place, 0) + share
     for place, size in held.items():
-        if room[place] and size > room[place]:  # type: ignore[index]
+        if room[place] and size > room[place]:
             yield CutError(
-                f"{place} would hold {size / 2**30:.1f} GiB and has {room[place] / 2**30:.1f} GiB",  # type: ignore[index]
+                f"{place} would hold {size / 2**30:.1f} GiB and has {room[place] / 2**30:.1f} GiB",
                 "Use fewer environments, smaller carried state, or more places.",
             )
 

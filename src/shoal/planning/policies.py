@@ -21,7 +21,7 @@ def fused(devices: int = 1) -> DistributionPolicy:
 
 
 def single_learner_coarse(actors: int = 2, lag: int = 0) -> DistributionPolicy:
-    """Actors step environments and choose actions; one learner (MSRL's SingleLearnerCoarse, Acme)."""
+    """Actors step environments and choose actions; one learner (SingleLearnerCoarse, Acme)."""
     return DistributionPolicy(
         "single_learner_coarse",
         (
@@ -77,7 +77,7 @@ def decoupled(
 
 
 def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> DistributionPolicy:
-    """One host's devices divided into actors and learners, pipelined (Podracer's Sebulba, Cleanba)."""
+    """One host's devices divided into actors and learners, pipelined (Podracer, Cleanba)."""
     return DistributionPolicy(
         "sebulba",
         (

@@ -56,7 +56,7 @@ Instruction = Do | Call | Take | Put | Repeat
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Values that go from one fragment to another together; `scope` is a loop's name, or the tick."""
+    """Values that go from fragment to fragment together; `scope` is a loop's name, or the tick."""
 
     name: str
     writer: str
@@ -81,6 +81,18 @@ class _Send:
     reader: str
     values: tuple[str, ...]
     carried: bool
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """The draft of this fragment's part of a loop."""
+
+    loop: str
+    body: tuple[_Draft, ...]
+
+
+_Draft = Do | Call | _Need | _Send | _Inside
 
 
 def project(
@@ -91,9 +103,9 @@ def project(
     view = _View(sites, homes, crossing)
     drafts = {f.name: tuple(view.scope(sites.graph, "", f.name)) for f in distribution.fragments}
     channels = tuple(
-        _channel(sites, writer, scope, send, distribution, number)
-        for number, (writer, scope, send) in enumerate(
-            (w, scope, s) for w, draft in drafts.items() for scope, s in _sends(draft, "")
+        _channel(sites, distribution, writer, send, number)
+        for number, (writer, send) in enumerate(
+            (writer, send) for writer, draft in drafts.items() for send in _sends(draft)
         )
     )
     brings = {(c.reader, v): c.name for c in channels for v in c.values}
@@ -121,9 +133,7 @@ class _View:
             if isinstance(node, Loop) and node.name in self.sites.opened:
                 yield from self._scopes(node.body, node.name)
 
-    def scope(
-        self, graph: Graph, scope: str, fragment: str
-    ) -> Iterator[Do | Call | Repeat | _Need | _Send]:
+    def scope(self, graph: Graph, scope: str, fragment: str) -> Iterator[_Draft]:
         """The draft of one scope: the tick's, or a loop's."""
         pending: dict[tuple[str, bool], list[str]] = {}
         self._offer(fragment, graph.inputs, pending, carried=True)
@@ -133,15 +143,15 @@ class _View:
             need = frozenset(v for v in self._needs(node, fragment) if self.scopes[v] == scope)
             is_open = isinstance(node, Loop) and node.name in self.sites.opened
             if need or is_open:
-                yield from _flush(pending)
+                yield from _flush(pending, scope)
             if need:
                 yield _Need(need)
             if isinstance(node, Loop) and is_open:
-                yield Repeat(node.name, tuple(self.scope(node.body, node.name, fragment)))  # type: ignore[arg-type]
+                yield _Inside(node.name, tuple(self.scope(node.body, node.name, fragment)))
             else:
                 yield Call(node.name) if isinstance(node, Stage) and node.host else Do(node.name)
             self._offer(fragment, node.writes, pending, carried=False)
-        yield from _flush(pending)
+        yield from _flush(pending, scope)
 
     def _offer(
         self, fragment: str, values: tuple[str, ...], pending: dict, *, carried: bool
@@ -156,7 +166,7 @@ class _View:
         return fragment in self.homes[node.name]
 
     def _needs(self, node: Node, fragment: str) -> Iterator[str]:
-        """What `fragment` takes from elsewhere for `node`, the insides of an opened loop included."""
+        """What `fragment` takes from elsewhere for `node`, insides of opened loops included."""
         wanted: list[str] = []
         if isinstance(node, Loop) and node.name in self.sites.opened:
             for carry in node.carries:
@@ -171,38 +181,32 @@ class _View:
         yield from (v for v in resolved if (fragment, v) in self.crossing)
 
 
-def _flush(pending: dict[tuple[str, bool], list[str]]) -> Iterator[_Send]:
+def _flush(pending: dict[tuple[str, bool], list[str]], scope: str) -> Iterator[_Send]:
     for (reader, carried), values in pending.items():
-        yield _Send(reader, tuple(values), carried)
+        yield _Send(reader, tuple(values), carried, scope)
     pending.clear()
 
 
-def _sends(draft: tuple, scope: str) -> Iterator[tuple[str, _Send]]:
+def _sends(draft: tuple[_Draft, ...]) -> Iterator[_Send]:
     for item in draft:
         if isinstance(item, _Send):
-            yield scope, item
-        elif isinstance(item, Repeat):
-            yield from _sends(item.body, item.loop)
+            yield item
+        elif isinstance(item, _Inside):
+            yield from _sends(item.body)
 
 
 def _channel(
-    sites: Sites,
-    writer: str,
-    scope: str,
-    send: _Send,
-    distribution: DistributionPolicy,
-    number: int = 0,
+    sites: Sites, distribution: DistributionPolicy, writer: str, send: _Send, number: int
 ) -> Channel:
-    lagged = send.carried and not scope
-    flow = distribution.flow(writer, send.reader) if lagged else Lockstep()
+    name, reader = f"{writer}>{send.reader}:{number}", send.reader
+    lagged = send.carried and not send.scope
+    flow = distribution.flow(writer, reader) if lagged else Lockstep()
     times = sites.times[send.values[0]]
-    return Channel(
-        f"{writer}>{send.reader}:{number}", writer, send.reader, send.values, scope, times, flow
-    )
+    return Channel(name, writer, reader, send.values, send.scope, times, flow)
 
 
 def _finish(
-    fragment: str, draft: tuple, brings: dict, puts: dict, taken: set[str]
+    fragment: str, draft: tuple[_Draft, ...], brings: dict, puts: dict, taken: set[str]
 ) -> Iterator[Instruction]:
     """A draft with its needs turned into takes, and its sends into puts."""
     for item in draft:
@@ -214,7 +218,7 @@ def _finish(
                         yield Take(channel)
             case _Send(reader, values):
                 yield Put(puts[fragment, reader, values])
-            case Repeat(loop, body):
+            case _Inside(loop, body):
                 yield Repeat(loop, tuple(_finish(fragment, body, brings, puts, taken)))
             case _:
                 yield item

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def plan_text(plan: Plan) -> str:
-    """Fragments with their replicas, places and stages; then channels with what crosses, and how."""
+    """Fragments with replicas, places and stages; then channels with what crosses, and how."""
     graph = plan.graph
     moved = sum(plan.bytes_of(c) for c in plan.channels)
     title = f"{plan.distribution.name}: {graph.title}, {count_text(graph.envs, 'environment')}"
