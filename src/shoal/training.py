@@ -59,7 +59,7 @@ class Trained:
 
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
-    """How `graph` runs on `cluster` (without one: this machine) when distributed by `distribution`."""
+    """How `graph` runs on `cluster`, or on this machine, when distributed by `distribution`."""
     return make_plan(graph, distribution, cluster or this_machine())
 
 
@@ -205,7 +205,8 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
-        "backend": backend, "seed": seed, "envs": job.envs, "status": "running", "ticks": 0, "env_steps": 0,
+        "backend": backend, "seed": seed, "envs": job.envs,
+        "status": "running", "ticks": 0, "env_steps": 0,
     }  # fmt: skip
     write_json(folder / "summary.json", summary)
     state = drawn.graph.origin.start(seed, job.envs)
@@ -285,7 +286,7 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
     """Carried values by name, as plain arrays; keys as their data."""
     plain = {}
     for name, x in values.items():
-        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
         plain[name] = np.asarray(jax.random.key_data(x) if is_key else x)
     draft = path.with_name(f"{path.stem}.tmp.npz")
     np.savez(draft, **plain)

@@ -41,7 +41,8 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
     stage = getattr(culprit, "stage", getattr(culprit, "op", "the loop"))
     error = NotFiniteError(
         f"`{bad[0]}` is not finite at tick {tick}; stage `{stage}` made the first NaN or infinity",
-        "The state before this tick is kept. Lower the learning rate, clip gradients, or look at what the stage divides by.",
+        "The state before this tick is kept. Lower the learning rate, clip gradients, "
+        "or look at what the stage divides by.",
         getattr(culprit, "source", ""),
         tick,
     )
@@ -55,7 +56,7 @@ def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def blame(graph: Graph, inputs: list[Any]) -> Node | None:
-    """The first node of a tick that writes a number that isn't finite, stages inside stages included."""
+    """The first node of a tick, inside stages too, that writes a number that isn't finite."""
     env: Env = dict(zip(graph.inputs, inputs, strict=True))
     return _first_bad(graph.nodes, env)
 

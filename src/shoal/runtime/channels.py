@@ -1,4 +1,4 @@
-"""Channels inside a process: messages handed over by reference, gathered or scattered on arrival."""
+"""Channels inside a process: messages go by reference, gathered or scattered on arrival."""
 
 from __future__ import annotations
 

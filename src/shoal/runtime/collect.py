@@ -1,4 +1,4 @@
-"""Metrics on their way out: gathered from all ends of a tick, turned to NumPy off the loop's path."""
+"""Metrics on their way out: gathered from all ends of a tick, to NumPy off the loop's path."""
 
 from __future__ import annotations
 

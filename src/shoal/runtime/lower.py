@@ -108,8 +108,8 @@ class Lowering:
             return tuple(env[name] for name in segment.writes)
 
         donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
-        lays = [self.lay(r) for r in segment.reads], [self.lay(w) for w in segment.writes]
-        return jax.jit(self.spread(work, *lays), donate_argnums=donated)
+        spread = self.spread(work, self.lays(segment.reads), self.lays(segment.writes))
+        return jax.jit(spread, donate_argnums=donated)
 
     def spread(
         self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]
@@ -134,6 +134,10 @@ class Lowering:
         return (
             PART if value.axis is None and value.part and name not in self.stacked else value.axis
         )
+
+    def lays(self, names: Iterable[str]) -> list[Lay]:
+        """How values lie, in order; see `lay`."""
+        return [self.lay(name) for name in names]
 
     def run(self, work: Iterable[Work | Instruction], env: Env) -> None:
         """Do work in order, entering what it makes into `env`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 
@@ -27,6 +28,6 @@ def _numbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(Device(d.kind, kinds[:i].count(d.kind), d.memory) for i, d in enumerate(devices))
 
 
-def _memory(device: jax.Device) -> int:
+def _memory(device: Any) -> int:
     stats = device.memory_stats() if device.platform != "cpu" else None
     return int((stats or {}).get("bytes_limit", 0))

@@ -108,7 +108,7 @@ class Pieces:
 
 
 class Inline:
-    """The inline backend's way with pieces: all happens, on the caller's thread, when waited for."""
+    """The inline backend's way with pieces: all happens on the caller's thread, when waited for."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._limit = pieces, Limit(0)

@@ -98,7 +98,7 @@ class Program:
 
 
 def write_program(plan: Plan, fragment: str) -> Program:
-    """The program of `fragment`, with instructions gathered into segments as large as they can be."""
+    """The program of `fragment`, its instructions gathered into segments as large as can be."""
     sites, graph = plan.sites, plan.graph
     mine = [
         (before, after) for before, after in graph.carry

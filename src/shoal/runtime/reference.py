@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -63,7 +64,7 @@ class Delayed:
 
     @cached_property
     def carry(self) -> dict[str, tuple[str, str]]:
-        """For each input of the graph: the value it starts from, and the output that replaces it."""
+        """For each input of the graph: the value it starts from, the output that replaces it."""
         pairs: dict[str, tuple[str, str]] = {}
         for before, after in self.plan.graph.carry:
             if before == after:
@@ -74,7 +75,7 @@ class Delayed:
         for (reader, value), lag in self.lags.items():
             newest = f"{self._crossing[reader, value]}:{value}"
             names = [newest, *(f"{reader}:{value}@{k}" for k in range(1, lag + 1))]
-            pairs |= {new: (value, old) for old, new in zip(names, names[1:], strict=False)}
+            pairs |= {new: (value, old) for old, new in pairwise(names)}
         return pairs
 
     @cached_property
@@ -131,7 +132,8 @@ class Delayed:
         used = {v for node in self._nodes(loop.body.nodes) for v in node.reads}
         slices = tuple(
             Link(self.read(f.name, s.outer), f"{f.name}:{s.inner}")
-            for s in loop.slices for f in self.plan.distribution.fragments if f"{f.name}:{s.inner}" in used
+            for s in loop.slices for f in self.plan.distribution.fragments
+            if f"{f.name}:{s.inner}" in used
         )  # fmt: skip
         stacks = tuple(
             Link(f"{f}:{s.outer}", f"{f}:{s.inner}")

@@ -29,7 +29,7 @@ Watch = Callable[[int, Shown], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the carried state, by name and as the algorithm's own tree, and its times."""
+    """What a run leaves: the carried state, by name and as the algorithm's tree, and its times."""
 
     values: dict[str, Any]
     state: Any
@@ -47,7 +47,7 @@ class Going(Protocol):
         ...
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds`, and say whether there is more to come; raises a worker's failure."""
+        """Wait up to `seconds`; whether there is more to come. Raises a worker's failure."""
         ...
 
     def ready(self) -> Iterator[tuple[int, Shown]]:

@@ -47,12 +47,13 @@ class Verification:
             (name, f"{difference:.1e}" if difference else "0")
             for name, difference in self.differences.items()
         ]
-        head = f"{self.plan.distribution.name} on {self.backend}, {self.ticks} ticks, against {against}: {verdict}"
+        what = f"{self.plan.distribution.name} on {self.backend}, {self.ticks} ticks"
+        head = f"{what}, against {against}: {verdict}"
         return "\n".join([head, "", *table(("carried value", "largest difference"), rows)])
 
 
 def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> Verification:
-    """Run `plan` and the fused program (delayed as the plan's lags say) from one state, and compare."""
+    """Compare `plan` with the fused program, delayed as the plan's lags say, from one state."""
     graph = plan.graph
     start = graph.origin.start(0, graph.envs) if state is None else state
     got = run(plan, backend, ticks=ticks, state=start).values
@@ -93,6 +94,6 @@ def difference(a: Any, b: Any) -> float:
 
 def as_numbers(x: Any) -> np.ndarray:
     """An array, or the data of keys, as float64."""
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x).astype(np.float64)

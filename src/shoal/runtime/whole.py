@@ -58,8 +58,8 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
         carry, kept = jax.lax.fori_loop(0, count, turn, (list(args[: len(before)]), rooms))
         return (*carry, *kept)
 
-    ins = [None, *(lowering.lay(b) for b in before), *(lowering.lay(c) for c in program.constants)]
-    outs = [*(lowering.lay(a) for a in after), *(_stacked(lowering.lay(v)) for v in shown)]
+    ins = [None, *lowering.lays(before), *lowering.lays(program.constants)]
+    outs: list[Lay] = [*lowering.lays(after), *map(_stacked, lowering.lays(shown))]
     spread = jax.jit(
         lowering.spread(ticks, ins, outs), donate_argnums=tuple(range(1, 1 + len(before)))
     )
@@ -72,7 +72,7 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
 
 
 class Whole:
-    """A run of one program: a thread sends many ticks at a time, the next before the last is read."""
+    """A run of one program: a thread sends many ticks at a time, before the last are read."""
 
     def __init__(self, plan: Plan, program: Program, values: Mapping[str, Any]) -> None:
         self._plan, self._program, self._values = plan, program, dict(values)
