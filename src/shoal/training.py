@@ -206,11 +206,12 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
         "backend": backend, "seed": seed, "envs": job.envs,
-        "status": "running", "ticks": 0, "env_steps": 0,
+        "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
+        "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
     write_json(folder / "summary.json", summary)
-    state = drawn.graph.origin.start(seed, job.envs)
     with (
+        _recorded(folder, summary),
         open(folder / "metrics.jsonl", "w", encoding="utf-8") as lines,
         Progress(job.ticks, steps, shown=how.get("progress", False)) as progress,
     ):
@@ -223,11 +224,12 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
                 "seconds": round(time.perf_counter() - began, 4),
             }
             lines.write(json.dumps(row | scalars(metrics) | {"return_mean": episodes.mean}) + "\n")
-            summary.update(ticks=tick + 1, env_steps=(tick + 1) * steps, return_mean=episodes.mean)
+            summary.update(ticks=tick + 1, return_mean=episodes.mean, episodes=episodes.total)
+            summary.update({name: row[name] for name in ("env_steps", "seconds")})
             progress.see(tick, episodes.mean)
 
-        with _recorded(folder, summary, drawn):
-            result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
+        state = drawn.graph.origin.start(seed, job.envs)
+        result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
     _finish(summary, result, steps, episodes)
     save_values(folder / "state.npz", result.values)
     write_json(folder / "summary.json", summary)
@@ -235,7 +237,7 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
 
 
 @contextmanager
-def _recorded(folder: Path, summary: dict[str, Any], drawn: Plan) -> Iterator[None]:
+def _recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
     """Leave a valid folder whatever happens: why the run failed, and the last good state."""
     try:
         yield
@@ -266,7 +268,6 @@ def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episo
         env_steps_per_second=round(rate, 1),
         episodes=episodes.total,
         return_mean=episodes.mean,
-        jax=jax.__version__,
     )
 
 

@@ -11,6 +11,7 @@ from jax import lax
 from shoal.envs import Environment, EnvState, episode_totals
 from shoal.errors import SettingError
 from shoal.rl import losses
+from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.nets import Layers, init_mlp, mlp
 from shoal.rl.normalise import Moments, init_moments, normalise, rescale, see, standardise
 from shoal.rl.policy import Actor, init_actor, policy
@@ -66,6 +67,7 @@ class Batch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
+    target: jax.Array
     advantage: jax.Array
 
 
@@ -182,14 +184,17 @@ class PPO:
         lambda_t = self.gae_lambda * ~_ends(rollout)
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
         features = self.features(rollout.obs, learner.obs_moments)
-        return Batch(features, rollout.action, rollout.log_prob, value_t, advantage_t)
+        target_t = value_t + advantage_t
+        return Batch(features, rollout.action, rollout.log_prob, value_t, target_t, advantage_t)
 
     @stage
     def grad(self, params: Params, batch: Batch) -> tuple[Params, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
         # Time and environments as one axis: XLA's matrix products are twice as fast on it.
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        return jax.grad(self.loss, has_aux=True)(params, batch)
+        if self.normalise_advantages:
+            batch = batch._replace(advantage=standardise(batch.advantage))
+        return grad_in_blocks(self.loss, params, batch)
 
     @stage
     def apply(self, params: Params, opt_state: optax.OptState, grads: Params) -> tuple:
@@ -201,15 +206,9 @@ class PPO:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         chances, value = policy(params.actor, batch.features), _value(params, batch.features)
         log_ratio = chances.log_prob(batch.action) - batch.log_prob
-        target, advantage = batch.value + batch.advantage, batch.advantage
-        if self.normalise_advantages:
-            advantage = standardise(advantage)
-        if self.value_clip is None:
-            value_loss = losses.squared_error(value, target)
-        else:
-            value_loss = losses.clipped_squared_error(value, batch.value, target, self.value_clip)
+        value_loss = losses.value_loss(value, batch.value, batch.target, self.value_clip)
         parts = {
-            "policy_loss": losses.clipped_surrogate(log_ratio, advantage, self.clip),
+            "policy_loss": losses.clipped_surrogate(log_ratio, batch.advantage, self.clip),
             "value_loss": value_loss,
             "entropy": chances.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio),
@@ -234,7 +233,7 @@ class PPO:
             updates = self.total_ticks * self.epochs * self.minibatches
             rate = optax.linear_schedule(self.learning_rate, 0.0, updates)
         clip = optax.clip_by_global_norm(self.max_grad_norm)
-        return optax.chain(clip, optax.adam(rate, eps=1e-5))
+        return optax.flatten(optax.chain(clip, optax.adam(rate, eps=1e-5)))
 
 
 def _value(params: Params, features: jax.Array) -> jax.Array:

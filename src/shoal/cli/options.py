@@ -37,7 +37,11 @@ def add_loop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", help="an environment, such as CartPole-v1, or file.py:make_env")
     parser.add_argument("--envs", type=int, help="how many environments")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the algorithm",
     )
 
 
@@ -90,8 +94,8 @@ def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | Non
             raise SettingError(f"{option} says nothing without --distribute", "Name one, too.")
         return None
     if ".py:" in options.distribute:
-        found = load(options.distribute)
-        return found(**given) if callable(found) else found
+        found: Any = load(options.distribute)
+        return found(**given) if inspect.isfunction(found) else found
     name = options.distribute.replace("-", "_")
     if name not in POLICIES:
         known = [known.replace("_", "-") for known in POLICIES]
@@ -113,7 +117,8 @@ def load(text: str) -> Any:
     if not path.is_file():
         raise SettingError(f"there is no file {file}", "Give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
@@ -144,7 +149,7 @@ def with_settings(algorithm: Any, settings: dict[str, Any]) -> Any:
     if not settings:
         return algorithm
     title = type(algorithm).__name__
-    if not dataclasses.is_dataclass(algorithm):
+    if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise SettingError(f"{title} is no dataclass, so it has no settings", "Leave out --set.")
     known = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
     for name, value in settings.items():
@@ -161,4 +166,5 @@ def _fits(value: Any, present: Any) -> bool:
         return value is None or isinstance(value, int | float)
     if isinstance(present, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(present, bool)
-    return isinstance(value, int | float) if isinstance(present, float) else isinstance(value, type(present))
+    wanted = (int, float) if isinstance(present, float) else type(present)
+    return isinstance(value, wanted)

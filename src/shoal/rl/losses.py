@@ -23,6 +23,15 @@ def clipped_squared_error(
     return jnp.maximum(squared_error(value, target), squared_error(held, target))
 
 
+def value_loss(
+    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None
+) -> jax.Array:
+    """The squared error of a value, clipped where a clip is given."""
+    if clip is None:
+        return squared_error(value, target)
+    return clipped_squared_error(value, old_value, target, clip)
+
+
 def approximate_kl(log_ratio: jax.Array) -> jax.Array:
     """(ρ - 1) - log ρ: unbiased for KL(π_old, π) under π_old's actions, and never negative."""
     return jnp.expm1(log_ratio) - log_ratio

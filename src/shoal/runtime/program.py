@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.graph.ir import Loop, Node
+from shoal.graph.ir import Loop
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Put, Repeat, Take, communicates
 
@@ -327,6 +327,9 @@ def _donate(
     last = {v: s for s in top for v in s.reads}
     passed = {after for _, after in plan.graph.carry} | {m.inner for m in plan.graph.metrics}
 
+    # Keys are a dtype of their own, and XLA can't reuse their memory.
+    keys = {v for v in carried if plan.graph.values[v].dtype.startswith("key<")}
+
     def change(segment: Segment) -> Segment:
         over = {
             r
@@ -335,13 +338,10 @@ def _donate(
         }
         if segment in top:
             over |= {
-                v for v in carried if last.get(v) is segment and v not in kept | shared | passed
+                v
+                for v in carried
+                if last.get(v) is segment and v not in kept | shared | passed | keys
             }
         return Segment(segment.work, segment.reads, segment.writes, frozenset(over))
 
     return tuple(_map(operations, change))
-
-
-def site(nodes: dict[str, Node], name: str) -> Node:
-    """The node of that name."""
-    return nodes[name]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,11 +130,9 @@ def _shown(going: Going, stop: threading.Event) -> Iterator[tuple[int, Shown]]:
 def _wait(going: Going, seconds: float) -> None:
     """Give workers time to end, whatever they end with."""
     until = time.monotonic() + seconds
-    try:
+    with suppress(Failure, ShoalError):
         while time.monotonic() < until and going.alive(0.05):
-            pass
-    except Failure:
-        return
+            deque(going.ready(), maxlen=0)
 
 
 @contextmanager

@@ -60,9 +60,7 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
 
     ins = [None, *lowering.lays(before), *lowering.lays(program.constants)]
     outs: list[Lay] = [*lowering.lays(after), *map(_stacked, lowering.lays(shown))]
-    spread = jax.jit(
-        lowering.spread(ticks, ins, outs), donate_argnums=tuple(range(1, 1 + len(before)))
-    )
+    spread = lowering.jit(lowering.spread(ticks, ins, outs), range(1, 1 + len(before)))
 
     def many(count: int, carry: list[Any], constants: list[Any]) -> tuple[list[Any], list[Any]]:
         results = list(spread(jnp.int32(count), *carry, *constants))
@@ -81,6 +79,7 @@ class Whole:
         self._constants = [self._place(c) for c in program.constants]
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
         self._done = 0
+        self._kept = 0, [self._values[b] for b, _ in program.carry]
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
 
@@ -107,6 +106,7 @@ class Whole:
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
                 before = [jnp.copy(x) for x in self._carry]
+                self._kept = self._done, before
                 self._carry, metrics = many(count, self._carry, self._constants)
                 sent.append((self._done, count, metrics, before))
                 self._done += count
@@ -141,7 +141,10 @@ class Whole:
                 yield first + i, shown
 
     def final(self) -> tuple[dict[str, Any], int]:
-        """The carried state after the last tick, and how many ticks there were."""
+        """The carried state and how many ticks made it; if a call is under way, the one kept."""
+        if self._thread and self._thread.is_alive():
+            done, carry = self._kept
+            return self._named(carry), done
         return self._named(self._carry), self._done
 
     def _named(self, carry: list[Any]) -> dict[str, Any]:
