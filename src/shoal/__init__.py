@@ -1,32 +1,70 @@
-"""Shoal: a training loop written once in plain JAX, cut and placed by a distribution policy."""
+"""Shoal: a training loop written once in plain JAX, cut and placed by a distribution policy.
 
-from shoal.errors import ShoalError
-from shoal.planning.cluster import Cluster, Device, Host
-from shoal.planning.policies import (
-    central,
-    decoupled,
-    fused,
-    multi_learner,
-    sebulba,
-    single_learner_coarse,
-    single_learner_fine,
-)
-from shoal.planning.policy import (
-    PER_BATCH,
-    PER_ENV,
-    THE_REST,
-    DistributionPolicy,
-    Fragment,
-    Lockstep,
-    Wire,
-)
-from shoal.runtime.run import run
-from shoal.tracing.interpret import interpret
-from shoal.tracing.stage import gather, host, mean, stage
-from shoal.tracing.trace import trace
-from shoal.training import plan, train, verify
+Names are loaded when first used, so that a part without JAX doesn't pay for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.errors import ShoalError
+    from shoal.planning.cluster import Cluster, Device, Host
+    from shoal.planning.policies import (
+        central,
+        decoupled,
+        fused,
+        multi_learner,
+        sebulba,
+        single_learner_coarse,
+        single_learner_fine,
+    )
+    from shoal.planning.policy import (
+        PER_BATCH,
+        PER_ENV,
+        THE_REST,
+        DistributionPolicy,
+        Fragment,
+        Lockstep,
+        Wire,
+    )
+    from shoal.runtime.run import run
+    from shoal.tracing.interpret import interpret
+    from shoal.tracing.stage import gather, host, mean, stage
+    from shoal.tracing.trace import trace
+    from shoal.training import plan, train, verify
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "shoal.planning.cluster",
+    "Device": "shoal.planning.cluster",
+    "DistributionPolicy": "shoal.planning.policy",
+    "Fragment": "shoal.planning.policy",
+    "Host": "shoal.planning.cluster",
+    "Lockstep": "shoal.planning.policy",
+    "PER_BATCH": "shoal.planning.policy",
+    "PER_ENV": "shoal.planning.policy",
+    "ShoalError": "shoal.errors",
+    "THE_REST": "shoal.planning.policy",
+    "Wire": "shoal.planning.policy",
+    "central": "shoal.planning.policies",
+    "decoupled": "shoal.planning.policies",
+    "fused": "shoal.planning.policies",
+    "gather": "shoal.tracing.stage",
+    "host": "shoal.tracing.stage",
+    "interpret": "shoal.tracing.interpret",
+    "mean": "shoal.tracing.stage",
+    "multi_learner": "shoal.planning.policies",
+    "plan": "shoal.training",
+    "run": "shoal.runtime.run",
+    "sebulba": "shoal.planning.policies",
+    "single_learner_coarse": "shoal.planning.policies",
+    "single_learner_fine": "shoal.planning.policies",
+    "stage": "shoal.tracing.stage",
+    "trace": "shoal.tracing.trace",
+    "train": "shoal.training",
+    "verify": "shoal.training",
+}
 
 __all__ = [
     "PER_BATCH",
@@ -58,3 +96,13 @@ __all__ = [
     "train",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shoal' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

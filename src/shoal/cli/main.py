@@ -2,9 +2,6 @@
 
 import argparse
 import json
-import os
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,16 +25,6 @@ EXAMPLES = """examples:
   shoal plan ppo CartPole-v1 --distribute central --workers 4 --out plan.html
   shoal verify ppo CartPole-v1 --distribute decoupled --env-replicas 2
 """
-
-
-def entry() -> None:
-    """The command itself: leaves at once after Ctrl-C, even if XLA is still compiling."""
-    code = main()
-    if any(thread.daemon for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -154,7 +141,3 @@ def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) 
     out.write_text(forms[out.suffix](), encoding="utf-8")
     print(f"Written to {out}")
     return 0
-
-
-if __name__ == "__main__":
-    entry()

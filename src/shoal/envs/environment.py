@@ -93,7 +93,7 @@ class Environment:
 
     def reset(self, keys: jax.Array) -> tuple[EnvState, jax.Array]:
         """The states and first observations of one environment a key."""
-        return jax.vmap(self._start)(keys)
+        return jax.vmap(lambda key: self._start(*jax.random.split(key)))(keys)
 
     @stage(per="env", name="env")
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Step]:
@@ -107,15 +107,13 @@ class Environment:
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
         after = EnvState(key, inner, episode_return, episode_length)
-        fresh, first_obs = self._start(reset_key)
-        fresh = fresh._replace(key=key)
+        fresh, first_obs = self._start(key, reset_key)
         next_state, obs = _where(done, (fresh, first_obs), (after, last_obs))
         return next_state, Step(
             obs, reward, terminated, truncated, last_obs, episode_return, episode_length
         )
 
-    def _start(self, key: jax.Array) -> tuple[EnvState, jax.Array]:
-        key, reset_key = jax.random.split(key)
+    def _start(self, key: jax.Array, reset_key: jax.Array) -> tuple[EnvState, jax.Array]:
         inner, obs = self.simulator.reset(reset_key)
         return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
 

@@ -24,7 +24,7 @@ from shoal.runtime.worker import Failure
 from shoal.tracing.jaxprs import user_place
 
 BACKENDS = {"inline": Inline, "threads": Threaded}
-PATIENCE = 1.5  # seconds that workers have to end their tick after Ctrl-C
+PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
 
 

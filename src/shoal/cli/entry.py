@@ -1,0 +1,34 @@
+"""Where the `shoal` command begins: Ctrl-C counts from the first moment, before JAX is loaded."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+SOON = 1.5  # seconds
+
+
+def entry() -> None:
+    """Run the command; after Ctrl-C leave at once, even if XLA is still compiling."""
+    signal.signal(signal.SIGINT, _interrupt)
+    from shoal.cli.main import main
+
+    code = main()
+    if code == 130:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise as usual; a library that is loading or tracing may lose the exception, so leave soon."""
+    last = threading.Timer(SOON, os._exit, (130,))
+    last.daemon = True
+    last.start()
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    entry()
