@@ -23,7 +23,7 @@ def entry() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise as usual; a library that is loading or tracing may lose the exception, so leave soon."""
+    """Raise as usual; what is loading or tracing may lose the exception, so leave soon."""
     last = threading.Timer(SOON, os._exit, (130,))
     last.daemon = True
     last.start()

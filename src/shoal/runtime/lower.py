@@ -22,7 +22,7 @@ from shoal.planning.program import Call, Do, Instruction, Repeat
 from shoal.runtime.program import Room, Segment, Slice, Stack, Work
 from shoal.tracing.agreeing import agreeing
 from shoal.tracing.interpret import run_code
-from shoal.tracing.jaxprs import bind
+from shoal.tracing.jaxprs import Fixed, bind
 
 # Threads inside one small matrix product cost more than they give; independent operations still
 # run side by side. 1.2 to 1.6 times the speed with 64-wide layers (benchmarks/README.md).
@@ -160,7 +160,9 @@ class Lowering:
                 case Do(name) | Call(name):
                     node = self.nodes[name]
                     if isinstance(node, Agree) and set(node.reads) & self.stacked:
-                        env[node.writes[0]] = jnp.mean(env[node.reads[0]], axis=0)
+                        # Numbers of the loop itself are the same on all replicas already.
+                        for ref, out in zip(node.code.args, node.code.outs, strict=True):
+                            env[out] = self._agreed(ref, env)
                     else:
                         env.update(run_code(node.code, env, run))
                 case Repeat(name, body):
@@ -175,6 +177,11 @@ class Lowering:
                     env[outer] = jax.lax.dynamic_update_index_in_dim(
                         env[outer], env[inner], env[index], 0
                     )
+
+    def _agreed(self, ref: Any, env: Env) -> Any:
+        if isinstance(ref, Fixed):
+            return ref.value
+        return jnp.mean(env[ref], axis=0) if ref in self.stacked else env[ref]
 
     def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env) -> None:
         """This fragment's part of a loop, as one XLA loop."""

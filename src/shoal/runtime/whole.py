@@ -85,7 +85,7 @@ class Whole:
 
     def _place(self, name: str) -> Any:
         where = self._lowering.sharding(name, 0)
-        return jax.device_put(self._values[name], where, may_alias=False)
+        return jax.device_put(jnp.copy(self._values[name]), where)
 
     def start(self, limit: Limit) -> None:
         """Begin; returns at once."""

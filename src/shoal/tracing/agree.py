@@ -37,7 +37,9 @@ def traced_replicas() -> int:
 
 def mean(tree: T) -> T:
     """The mean of `tree` over the replicas that run this stage."""
-    return jax.tree.map(mean_p.bind, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    # All leaves in one equation: one exchange between replicas.
+    return jax.tree.unflatten(structure, mean_p.bind(*map(jnp.asarray, leaves)))
 
 
 def gather(tree: T, axis: int = 0) -> T:
@@ -47,6 +49,7 @@ def gather(tree: T, axis: int = 0) -> T:
 
 
 mean_p = Primitive("shoal_mean")
+mean_p.multiple_results = True
 gather_p = Primitive("shoal_gather")
 
 
@@ -67,11 +70,17 @@ def _batch_gather(args: Any, dims: Any, *, axis: int, replicas: int) -> tuple[An
     return gather_p.bind(moved, axis=axis + 1, replicas=replicas), 0
 
 
-mean_p.def_abstract_eval(lambda x: x)
-mean_p.def_impl(lambda x: x)
+def _mean_tangents(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return mean_p.bind(*primals), mean_p.bind(*map(ad.instantiate_zeros, tangents))
+
+
+mean_p.def_abstract_eval(lambda *xs: list(xs))
+mean_p.def_impl(lambda *xs: list(xs))
 gather_p.def_impl(_gather_alone)
-mlir.register_lowering(mean_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+mlir.register_lowering(mean_p, mlir.lower_fun(lambda *xs: list(xs), multiple_results=True))
 mlir.register_lowering(gather_p, mlir.lower_fun(_gather_alone, multiple_results=False))
-ad.deflinear2(mean_p, lambda ct, x: [mean_p.bind(ct)])
-batching.primitive_batchers[mean_p] = lambda args, dims: (mean_p.bind(*args), dims[0])
+# A mean is linear, and its own transpose.
+ad.primitive_jvps[mean_p] = _mean_tangents
+ad.primitive_transposes[mean_p] = lambda cts, *xs: mean_p.bind(*map(ad.instantiate_zeros, cts))
+batching.primitive_batchers[mean_p] = lambda args, dims: (mean_p.bind(*args), dims)
 batching.primitive_batchers[gather_p] = _batch_gather

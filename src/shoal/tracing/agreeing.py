@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex
 
 from shoal.errors import TraceError
@@ -20,7 +22,7 @@ def agreeing(axes: tuple[str, ...]) -> Run:
 
     def run(equation: Any, args: Sequence[Any]) -> list[Any]:
         if equation.primitive is mean_p:
-            return [jax.lax.pmean(args[0], axes)]
+            return means(args, axes)
         if equation.primitive is gather_p:
             return [jax.lax.all_gather(args[0], axes, axis=equation.params["axis"], tiled=True)]
         if not holds(equation, is_agreement):
@@ -28,6 +30,18 @@ def agreeing(axes: tuple[str, ...]) -> Run:
         return _inside(equation, args, run)
 
     return run
+
+
+def means(xs: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
+    """The means of arrays over replicas, in one exchange for each dtype."""
+    found: dict[int, Any] = {}
+    for dtype in dict.fromkeys(x.dtype for x in xs):
+        some = [i for i, x in enumerate(xs) if x.dtype == dtype]
+        flat = jax.lax.pmean(jnp.concatenate([xs[i].ravel() for i in some]), axes)
+        ends = np.cumsum([xs[i].size for i in some])[:-1].tolist()
+        for i, part in zip(some, jnp.split(flat, ends), strict=True):
+            found[i] = part.reshape(xs[i].shape)
+    return [found[i] for i in range(len(xs))]
 
 
 def _inside(equation: Any, args: Sequence[Any], run: Run) -> list[Any]:

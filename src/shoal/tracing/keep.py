@@ -91,7 +91,7 @@ def _plain(narrow: Any, wide: Any, ins: Sequence[State]) -> list[State]:
     """The states of what an equation without a jaxpr inside writes."""
     kind, outs = narrow.primitive.name, len(narrow.outvars)
     if narrow.primitive in (mean_p, gather_p):
-        return [SAME]
+        return [SAME] * outs
     if all(s == SAME for s in ins):
         return [
             _spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)
