@@ -1,5 +1,6 @@
 """Networks are the matrix products they look like, and start orthogonal."""
 
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.envs import Box, Discrete
 from shoal.rl.distributions import Categorical, Normal
-from shoal.rl.nets import init_mlp, mlp
+from shoal.rl.nets import Dense, dense, init_mlp, mlp
 from shoal.rl.policy import init_actor, policy
 
 KEY = jax.random.PRNGKey(0)
@@ -36,6 +37,23 @@ def test_mlp_is_products_with_tanh_between_them():
         expected = np.tanh(expected @ np.asarray(layer.weight) + np.asarray(layer.bias))
     expected = expected @ np.asarray(layers[-1].weight) + np.asarray(layers[-1].bias)
     np.testing.assert_allclose(mlp(layers, jnp.array(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 6])
+@pytest.mark.parametrize("batch", [(), (5,), (4, 5)])
+def test_the_gradient_of_a_layer_is_that_of_its_formula(batch, outputs):
+    rng = np.random.default_rng(0)
+    weight, bias, x, seen = (
+        jnp.array(rng.normal(size=shape), jnp.float32)
+        for shape in ((7, outputs), (outputs,), (*batch, 7), (*batch, outputs))
+    )
+
+    def slopes(layer):
+        return jax.grad(lambda *a: jnp.sum(seen * layer(*a)), argnums=(0, 1, 2))(weight, bias, x)
+
+    ours = slopes(lambda weight, bias, x: dense(Dense(weight, bias), x))
+    plain = slopes(lambda weight, bias, x: x @ weight + bias)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, plain)
 
 
 def test_layers_differ():

@@ -167,7 +167,14 @@ def test_the_value_clip_holds_the_critic_back():
     free, held = (replace(SMALL, value_clip=clip) for clip in (None, 1e-3))
     params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
     zeros = jnp.zeros((4, 2))
-    batch = ppo.Batch(jnp.ones((4, 2, 2)), jnp.zeros((4, 2), int), zeros, zeros - 9.0, zeros)
+    batch = ppo.Batch(
+        features=jnp.ones((4, 2, 2)),
+        action=jnp.zeros((4, 2), int),
+        log_prob=zeros,
+        value=zeros - 9.0,
+        target=zeros - 9.0,
+        advantage=zeros,
+    )
     loss, clipped_loss = (algorithm.loss(params, batch)[1] for algorithm in (free, held))
     assert clipped_loss["value_loss"] >= loss["value_loss"]
 
