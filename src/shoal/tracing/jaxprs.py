@@ -113,16 +113,20 @@ def _is_core(file: str) -> bool:
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:
-    """How many constants and how many carried values a scan has."""
-    params = equation.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"]
-    return _count(consts), _count(carry)
+    """How many constants and how many carried values a scan has.
+
+    Versions of JAX write this down in different ways; the ranks of its values always tell: what is
+    looped over or stacked has one axis more outside than inside.
+    """
+    jaxpr, _ = opened(equation.params["jaxpr"])
+    looped = sum(_has_more_axes(*pair) for pair in zip(equation.invars, jaxpr.invars, strict=True))
+    stacked = sum(_has_more_axes(*p) for p in zip(equation.outvars, jaxpr.outvars, strict=True))
+    carried = len(equation.outvars) - stacked
+    return len(equation.invars) - looped - carried, carried
 
 
-def _count(tree: Any) -> int:
-    return sum(_count(t) for t in tree) if isinstance(tree, tuple) else 1
+def _has_more_axes(outer: Any, inner: Any) -> bool:
+    return len(outer.aval.shape) > len(inner.aval.shape)
 
 
 def value_of(name: str, aval: Any) -> Value:
