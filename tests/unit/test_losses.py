@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,3 +68,9 @@ def test_approximate_kl_has_the_right_mean():
 def test_clipped_says_which_ratios_left_the_range():
     log_ratio = jnp.log(jnp.array([0.7, 0.9, 1.0, 1.1, 1.3]))
     np.testing.assert_array_equal(losses.clipped(log_ratio, CLIP), [1, 0, 0, 0, 1])
+
+
+def test_a_value_loss_is_clipped_only_if_a_clip_is_given():
+    value, old, target = jnp.float32(1.0), jnp.float32(0.0), jnp.float32(2.0)
+    assert losses.value_loss(value, old, target, None) == losses.squared_error(value, target)
+    assert losses.value_loss(value, old, target, CLIP) == pytest.approx(0.5 * 1.8**2)

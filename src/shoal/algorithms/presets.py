@@ -10,7 +10,7 @@ from shoal.algorithms.ppo import PPO
 class Preset:
     """With so many environments, after so many ticks, an episode returns `target` or more.
 
-    That is the mean of the last 100 episodes, and held for each of the twelve seeds tried.
+    That is the mean of the last 100 episodes, and held for each of a dozen seeds.
     """
 
     algorithm: Any
@@ -35,7 +35,7 @@ _CONTINUOUS = {
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "ppo": {
-        "CartPole-v1": _ppo(475),
+        "CartPole-v1": _ppo(475, normalise_rewards=True),
         "Acrobot-v1": _ppo(-100, normalise_observations=True),
         "Pendulum-v1": _ppo(-250, discount=0.95, **_CONTINUOUS),
         # Slower and with a bonus for entropy, or some seeds learn to stand still: it costs nothing.

@@ -4,8 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
-BLOCK = 512  # at 64-wide layers a block's activations fit the cache; measured in benchmarks/
+# At 64-wide layers the activations of a block fit the cache; measured in benchmarks/. In much
+# smaller blocks the matrix products themselves become slow.
+SMALLEST, LARGEST = 128, 512
 
 
 def grad_in_blocks(loss: Callable[..., Any], params: Any, batch: Any) -> tuple[Any, Any]:
@@ -16,18 +20,25 @@ def grad_in_blocks(loss: Callable[..., Any], params: Any, batch: Any) -> tuple[A
     """
     grad = jax.grad(loss, has_aux=True)
     samples = jax.tree.leaves(batch)[0].shape[0]
-    if samples <= BLOCK or samples % BLOCK:
+    size = block_size(samples)
+    if size == samples:
         return grad(params, batch)
 
     def in_blocks(params: Any, batch: Any) -> Any:
-        blocks = jax.tree.map(lambda x: x.reshape(-1, BLOCK, *x.shape[1:]), batch)
+        blocks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
 
         def add(total: Any, block: Any) -> tuple[Any, None]:
-            return jax.tree.map(jax.numpy.add, total, grad(params, block)), None
+            return jax.tree.map(jnp.add, total, grad(params, block)), None
 
         spec = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], blocks))
-        zeros = jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), spec)
-        total, _ = jax.lax.scan(add, zeros, blocks)
-        return jax.tree.map(lambda x: x * (BLOCK / samples), total)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
+        total, _ = lax.scan(add, zeros, blocks)
+        return jax.tree.map(lambda x: x * (size / samples), total)
 
-    return jax.lax.platform_dependent(params, batch, cpu=in_blocks, default=grad)
+    return lax.platform_dependent(params, batch, cpu=in_blocks, default=grad)
+
+
+def block_size(samples: int) -> int:
+    """The largest block that `samples` divide into evenly, or all of them if none is fit."""
+    fit = (size for size in range(LARGEST, SMALLEST - 1, -1) if samples % size == 0)
+    return samples if samples <= LARGEST else next(fit, samples)
