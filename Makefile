@@ -1,7 +1,7 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup train test check format test-slow test-learning test-gpu \
-        test-jax-versions bench bless clean
+        test-jax-versions bench results bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
 PYTHON ?=
@@ -43,6 +43,9 @@ test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 
 bench: .venv/.ready-dev ## Run the benchmarks
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+results: .venv/.ready-dev ## Train every preset with five seeds and write docs/results.md
+	@$(BIN)/python docs/make_results.py
 
 bless: .venv/.ready-dev ## Accept today's prints as the golden ones (look at the diff before you commit)
 	@$(BIN)/python -m pytest -n 2 --bless
