@@ -8,11 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.rl import normalise as module
-from shoal.rl.normalise import Moments, init_moments, normalise, rescale, see, standardise
+from shoal.rl.normalise import (
+    Moments,
+    init_moments,
+    normalise,
+    rescale,
+    see,
+    spread,
+    standardise,
+)
 
 
 def data(*shape, seed=0, mean=3.0, std=2.0):
     return np.random.default_rng(seed).normal(mean, std, shape).astype(np.float32)
+
+
+def standardised(x):
+    return standardise(x, spread(x))
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,20 +57,20 @@ def test_replicas_see_what_one_would(monkeypatch, replicas):
     parts = jnp.stack(jnp.split(rollout, replicas, axis=1))
     start = Moments(jnp.float32(5), jnp.ones(3), jnp.ones(3))
     seen = jax.vmap(lambda x: see(start, x), axis_name="replicas")(parts)
-    spread = jax.vmap(standardise, axis_name="replicas")(parts)
+    parted = jax.vmap(standardised, axis_name="replicas")(parts)
     monkeypatch.undo()
     alone = see(start, rollout)
     for one, each in zip(alone, seen, strict=True):
         np.testing.assert_allclose(each, np.broadcast_to(one, each.shape), rtol=1e-5)
     np.testing.assert_allclose(
-        jnp.concatenate(list(spread), axis=1), standardise(rollout), rtol=1e-4, atol=1e-5
+        jnp.concatenate(list(parted), axis=1), standardised(rollout), rtol=1e-4, atol=1e-5
     )
 
 
 def test_normalised_data_has_mean_0_and_spread_1():
     rollout = jnp.array(data(200, 4))
     moments = see(init_moments(), rollout)
-    for result in (normalise(moments, rollout), standardise(rollout)):
+    for result in (normalise(moments, rollout), standardised(rollout)):
         np.testing.assert_allclose(jnp.mean(result), 0, atol=1e-4)
         np.testing.assert_allclose(jnp.std(result), 1, atol=1e-3)
     np.testing.assert_allclose(jnp.std(rescale(moments, rollout)), 1, atol=1e-3)
@@ -66,8 +78,15 @@ def test_normalised_data_has_mean_0_and_spread_1():
 
 def test_what_never_varies_becomes_zero_and_what_is_far_out_is_held():
     still = jnp.full((8, 2), 3.0)
-    np.testing.assert_array_equal(standardise(still), np.zeros((8, 2)))
+    np.testing.assert_array_equal(standardised(still), np.zeros((8, 2)))
     moments = see(init_moments(), still)
     np.testing.assert_array_equal(normalise(moments, still), np.zeros((8, 2)))
     assert normalise(moments, jnp.float32(4)) == 10
     assert rescale(moments, jnp.float32(-4)) == -10
+
+
+def test_some_steps_are_standardised_by_their_own_spread_alone():
+    rollout = jnp.array(data(12, 4))
+    times = jnp.array([7, 2, 5])
+    some = standardise(rollout[times], spread(rollout)[times])
+    np.testing.assert_allclose(some, standardised(rollout[times]), rtol=1e-4, atol=1e-5)

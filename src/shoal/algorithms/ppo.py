@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, episode_totals
+from shoal.envs import Environment, EnvState, episode_totals, key_rows
 from shoal.errors import SettingError
 from shoal.rl import losses
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.nets import Layers, init_mlp, mlp
-from shoal.rl.normalise import Moments, init_moments, normalise, rescale, see, standardise
+from shoal.rl.normalise import Moments, init_moments, normalise, rescale, see, spread, standardise
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.returns import gae, past_return
 from shoal.tracing.stage import mean, stage
@@ -108,8 +108,8 @@ class PPO:
         params = Params(actor, init_mlp(critic_key, (*sizes, 1)))
         opt_state, moments = self.optimiser.init(params), init_moments(space.shape)
         learner = Learner(params, opt_state, learner_key, moments, init_moments())
-        env_states, obs = env.reset(_keys(env_key, envs))
-        return State(learner, _keys(act_key, envs), env_states, obs, jnp.zeros(envs))
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        return State(learner, key_rows(act_key, envs), env_states, obs, jnp.zeros(envs))
 
     def tick(self, env: Environment, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
@@ -150,10 +150,13 @@ class PPO:
         batch = self.judge(learner, rollout, obs)
         if self.normalise_observations:
             obs_moments = see(obs_moments, rollout.obs)
+        spreads = spread(batch.advantage)
 
         def update(carry: tuple, times: jax.Array) -> tuple:
             params, opt_state = carry
-            grads, parts = self.grad(params, jax.tree.map(lambda x: x[times], batch))
+            grads, parts = self.grad(
+                params, jax.tree.map(lambda x: x[times], batch), spreads[times]
+            )
             grads = mean(grads)
             return self.apply(params, opt_state, grads), parts
 
@@ -188,12 +191,12 @@ class PPO:
         return Batch(features, rollout.action, rollout.log_prob, value_t, target_t, advantage_t)
 
     @stage
-    def grad(self, params: Params, batch: Batch) -> tuple[Params, Metrics]:
+    def grad(self, params: Params, batch: Batch, spreads: jax.Array) -> tuple[Params, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
+        if self.normalise_advantages:
+            batch = batch._replace(advantage=standardise(batch.advantage, spreads))
         # Time and environments as one axis: XLA's matrix products are twice as fast on it.
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        if self.normalise_advantages:
-            batch = batch._replace(advantage=standardise(batch.advantage))
         return grad_in_blocks(self.loss, params, batch)
 
     @stage
@@ -242,8 +245,3 @@ def _value(params: Params, features: jax.Array) -> jax.Array:
 
 def _ends(rollout: Rollout) -> jax.Array:
     return rollout.terminated | rollout.truncated
-
-
-def _keys(key: jax.Array, envs: int) -> jax.Array:
-    """A key an environment; the first ones are the same however many there are."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(envs))

@@ -7,6 +7,7 @@ from shoal.envs.environment import (
     Step,
     Transition,
     episode_totals,
+    key_rows,
 )
 from shoal.envs.registry import make
 from shoal.envs.spaces import Box, Discrete, Space
@@ -21,5 +22,6 @@ __all__ = [
     "Step",
     "Transition",
     "episode_totals",
+    "key_rows",
     "make",
 ]

@@ -118,6 +118,11 @@ class Environment:
         return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
 
 
+def key_rows(key: jax.Array, envs: int) -> jax.Array:
+    """A key an environment; the first ones are the same however many there are."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(envs))
+
+
 def episode_totals(step: Step) -> dict[str, jax.Array]:
     """How many episodes end in `step`, and the sums of their returns and lengths; add them up."""
     done = (step.terminated | step.truncated).astype(jnp.float32)

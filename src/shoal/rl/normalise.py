@@ -51,8 +51,12 @@ def rescale(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
     return jnp.clip(x * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
 
 
-def standardise(x: jax.Array) -> jax.Array:
-    """(x - mean) / std, where both are of this very `x` on all replicas."""
-    # In one exchange, since an algorithm may do this for every minibatch.
-    first, second = mean((jnp.mean(x), jnp.mean(jnp.square(x))))
+def spread(x: jax.Array) -> jax.Array:
+    """The mean and mean square of each step's rows on all replicas: [steps, 2]."""
+    return mean(jnp.stack([jnp.mean(x, axis=1), jnp.mean(jnp.square(x), axis=1)], axis=1))
+
+
+def standardise(x: jax.Array, spreads: jax.Array) -> jax.Array:
+    """(x - mean) / std of some steps whose `spread` is known."""
+    first, second = jnp.mean(spreads, axis=0)
     return (x - first) * jax.lax.rsqrt(jnp.maximum(second - jnp.square(first), 0) + 1e-8)
