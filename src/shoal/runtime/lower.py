@@ -141,9 +141,8 @@ class Lowering:
         value = self.plan.graph.values.get(name)  # None for the turn of a loop
         if value is None:
             return None
-        return (
-            PART if value.axis is None and value.part and name not in self.stacked else value.axis
-        )
+        differs = value.part and name not in self.stacked and self.one_program
+        return PART if value.axis is None and differs else value.axis
 
     def lays(self, names: Iterable[str]) -> list[Lay]:
         """How values lie, in order; see `lay`."""

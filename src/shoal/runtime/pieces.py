@@ -100,11 +100,10 @@ class Pieces:
         return joined
 
     def _whole(self, name: str, rows: list[Any]) -> Any:
+        """A value from its owner's ends, on one device, where it meets all the others."""
         axis = self._plan.graph.values[name].axis
-        if axis is None or len(rows) == 1:
-            return rows[0]
-        home = jax.devices("cpu")[0] if jax.default_backend() == "cpu" else jax.devices()[0]
-        return jnp.concatenate([jax.device_put(x, home) for x in rows], axis)
+        parts = [jax.device_put(x, jax.devices()[0]) for x in rows]
+        return parts[0] if axis is None or len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 class Inline:
