@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from shoal.graph.ir import Agree, Glue, Loop, Node, Stage
 from shoal.planning.homes import EVERYWHERE, Homes, Sites, agrees, crossings
@@ -30,7 +31,8 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
     for _ in range(_MOST_SWEEPS):
         before = best
         for name in free:
-            for move in _moves(sites, homes, name, set(free)):
+            far = _far_moves(sites, homes, name, set(free)) if best >= _FORBIDDEN else ()
+            for move in chain(_moves(sites, homes, name, set(free)), far):
                 trial = {**homes, **move}
                 price = cost(sites, trial, distribution)
                 if price < best:
@@ -101,6 +103,16 @@ def _moves(
         yield {name: frozenset().union(*near)}
 
 
+def _far_moves(
+    sites: Sites, homes: Homes, name: str, free: set[str]
+) -> Iterator[dict[str, frozenset[str]]]:
+    """Homes for a site and all glue that leads to it: where what that glue reads comes from."""
+    above = _ancestors(sites, name, free)
+    read = {sites.resolve(v) for site in above for v in sites.nodes[site].reads}
+    holders = {h for v in read for h in sites.holders(v, homes) if h not in EVERYWHERE}
+    yield from (dict.fromkeys(above, frozenset({home})) for home in sorted(holders))
+
+
 def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
     """`name` and all glue that leads to it."""
     found, todo = set(), [name]
@@ -116,10 +128,13 @@ def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
 def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
     """Bytes that cross between fragments in a tick; illegal placements cost more than any bytes."""
     values, total = sites.graph.values, 0.0
-    for (reader, name), _ in crossings(sites, homes).items():
+    for (reader, name), writer in crossings(sites, homes).items():
         value = values[name]
         copies = 1 if value.axis is not None else distribution.fragment(reader).replicas
         total += (value.nbytes * copies + 64) * sites.times.get(name, 1)
+        differs = value.part and distribution.fragment(writer).replicas > 1
+        if differs and not _stays(sites, name, writer, homes):
+            total += _FORBIDDEN
     for node in sites.nodes.values():
         for home in homes[node.name]:
             total += 1e-3  # work done twice should save something
