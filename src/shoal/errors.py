@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
+import sysconfig
 from collections.abc import Iterable
+from types import FrameType
+
+_OWN = os.path.dirname(os.path.abspath(__file__))
+_COMMAND = os.path.join(_OWN, "cli")
+_LIBRARIES = tuple({p for n, p in sysconfig.get_paths().items() if n.endswith(("lib", "stdlib"))})
+
+
+def short_place(file: str, line: int) -> str:
+    """A source line in the form that messages use: `folder/file.py:line`."""
+    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
+
+
+def calling_place() -> str:
+    """The innermost line of the user's own code that is being run; none behind a command."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_COMMAND):
+            return ""
+        if not file.startswith(("<", _OWN, *_LIBRARIES)):
+            return short_place(file, frame.f_lineno)
+        frame = frame.f_back
+    return ""
 
 
 class ShoalError(Exception):
-    """A mistake in what the user gave Shoal; the second line says how to mend it."""
+    """A mistake in what the user gave Shoal; the second line says how to mend it.
+
+    `where` is the user's source line; if nothing better is known, the one that called Shoal.
+    """
 
     def __init__(self, what: str, fix: str = "", where: str = "") -> None:
+        where = where or calling_place()
         self.what, self.fix, self.where = what, fix, where
         place = f" ({where})" if where else ""
         super().__init__(f"{what}{place}\n{fix}" if fix else f"{what}{place}")

@@ -18,7 +18,8 @@ class Value:
     """An array that flows between nodes.
 
     `axis` is the environment axis. `part` says that replicas which each hold some of the
-    environments would disagree about it and that it has no rows to tell them apart.
+    environments would disagree about it and that it has no rows to tell them apart; `cause` is the
+    node that made it so.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Value:
     itemsize: int
     axis: int | None = None
     part: bool = False
+    cause: str = ""
 
     @property
     def nbytes(self) -> int:

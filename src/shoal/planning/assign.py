@@ -28,7 +28,9 @@ def check_names(graph: Graph, distribution: DistributionPolicy) -> DistributionP
         for name in fragment.stages:
             plain = name not in (PER_ENV, PER_BATCH) and "*" not in name
             if plain and name not in known:
-                raise UnknownNameError(f"stage of fragment `{fragment.name}`", name, known)
+                raise UnknownNameError(
+                    f"stage in fragment `{fragment.name}` of {distribution.name}:", name, known
+                )
             if "/" in name and not any(fnmatchcase(full, name) for full in known):
                 raise CutError(
                     f"{distribution.name} looks for a stage `{name}`, and the loop has none",

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.errors import CutError, ShoalError
-from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves
+from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stages
+from shoal.graph.words import name_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.plan import Plan, draw_plan
-from shoal.planning.policy import DistributionPolicy
+from shoal.planning.policy import DistributionPolicy, Fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,17 @@ def shared_keys(plan: Plan) -> Iterator[ShoalError]:
     """Draws for all environments from one key, made by several replicas."""
     for fragment, node in _replicated(plan):
         for inner in leaves(Graph((), (), (node,))):
-            place = getattr(inner, "draws", "")
-            if place:
-                yield CutError(
-                    f"{_called(inner)} draws numbers for every environment from one key, and "
-                    f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
-                    "Carry one key per environment and split it per row, "
-                    'in a stage with per="env".',
-                    place,
-                )
+            if place := getattr(inner, "draws", ""):
+                yield _shared_key(inner, fragment, place)
+
+
+def _shared_key(node: Node, fragment: Fragment, place: str) -> ShoalError:
+    return CutError(
+        f"{_called(node)} draws numbers for every environment from one key, and "
+        f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
+        'Carry one key per environment and split it per row, in a stage with per="env".',
+        place,
+    )
 
 
 def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
@@ -78,7 +81,7 @@ def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
                 and plan.homes[n.name] != {fragment.name}
             ]  # fmt: skip
             if elsewhere or _ends(plan, value) & (kept | shown):
-                yield _disagreement(fragment.name, fragment.replicas, node, value)
+                yield _disagreement(plan, fragment, node, value)
 
 
 def _ends(plan: Plan, value: str) -> set[str]:
@@ -90,21 +93,52 @@ def _ends(plan: Plan, value: str) -> set[str]:
     return found
 
 
-def _disagreement(fragment: str, replicas: int, node: Node, value: str) -> ShoalError:
-    if isinstance(node, Stage):
+def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> ShoalError:
+    """The error for `value`, which replicas of `fragment` would each see otherwise."""
+    culprit, site = _culprit(plan, node, plan.graph.values[value].cause)
+    replicas, name = fragment.replicas, name_text(value).rstrip("'")
+    homes = [plan.distribution.fragment(home) for home in plan.homes[site.name]]
+    if draws := getattr(culprit, "draws", ""):
+        return _shared_key(culprit, fragment, draws)
+    if not isinstance(site, Stage):
         return CutError(
-            f"stage `{node.stage}` sees the whole batch and can't run as {replicas} replicas",
-            f"Say how replicas agree on `{value.rstrip(chr(39))}`: average it with shoal.mean "
-            f"(gradients, moments), or keep `{node.stage}` in one fragment with one replica.",
-            node.source,
+            f"{_called(culprit)} mixes environments to make `{name}`, and {replicas} replicas of "
+            f"`{fragment.name}` hold only some of them each",
+            "Say how replicas agree with shoal.mean(x) or shoal.gather(x), "
+            "or do it in a stage that isn't replicated.",
+            culprit.source,
+        )
+    if site.host or all(home.replicas == 1 for home in homes):
+        return CutError(
+            f"{_called(site)} sees the whole batch, so what it makes can't be divided over "
+            f"{replicas} replicas of `{fragment.name}`",
+            "If row i of what it makes depends on row i of what it reads only, mark it "
+            f'per="env"; otherwise give `{fragment.name}` one replica.',
+            culprit.source,
         )
     return CutError(
-        f"{_called(node)} makes `{value}` from all environments, and {replicas} replicas of "
-        f"`{fragment}` hold only some of them each",
-        "Say how replicas agree with shoal.mean(x) or shoal.gather(x), "
-        "or do it in a stage that isn't replicated.",
-        node.source,
+        f"{_called(site)} sees the whole batch and can't run as {replicas} replicas",
+        f"Say how replicas agree on `{name}`: average it with shoal.mean "
+        f"(gradients, moments), or keep `{site.stage}` in one fragment with one replica.",
+        culprit.source,
     )
+
+
+def _culprit(plan: Plan, node: Node, cause: str) -> tuple[Node, Node]:
+    """The node called `cause`, and the site that holds it; `node` itself if there is none."""
+    for site in plan.sites.nodes.values():
+        for inner in _every(site):
+            if inner.name == cause:
+                return inner, site
+    return node, node
+
+
+def _every(node: Node) -> Iterator[Node]:
+    """A node and all nodes inside it."""
+    yield node
+    body = getattr(node, "body", None)
+    for inner in body.nodes if body is not None else ():
+        yield from _every(inner)
 
 
 def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
@@ -143,25 +177,25 @@ def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
     alone = len(plan.distribution.fragments) == 1
     for node in plan.sites.nodes.values():
         for stage in Graph((), (), (node,)).stages:
-            inside = stage.body is not None and any(s.host for s in stage.body.stages)
             home = next(iter(plan.homes[node.name]))
-            if inside or (
-                stage.host and (alone or plan.one_program(home) or isinstance(node, Loop))
-            ):
-                name = plan.distribution.name if not inside else f"stage `{stage.stage}`"
+            if stage.host and (alone or plan.one_program(home) or isinstance(node, Loop)):
+                whole = plan.distribution.name if alone else f"fragment `{home}`"
                 yield CutError(
-                    f"host stage `{_host_name(stage)}` is inside a loop that {name} compiles "
+                    f"host stage `{stage.stage}` is inside a loop that {whole} compiles "
                     "into one program",
-                    "Use a distribution policy with several fragments: host stages are called "
-                    "between compiled segments.",
+                    "Use a distribution policy that has it in a fragment apart from what is "
+                    "compiled whole: host stages are called between compiled segments.",
                     stage.source,
                 )
-
-
-def _host_name(stage: Stage) -> str:
-    if stage.host or stage.body is None:
-        return stage.stage
-    return next(s.stage for s in stage.body.stages if s.host)
+            for name, inner in nested_stages(stage.body) if stage.body else ():
+                if inner.host:
+                    yield CutError(
+                        f"host stage `{inner.stage}` is inside stage `{stage.stage}`, "
+                        "which is compiled into one program",
+                        f"Call it from tick, or name `{stage.stage}/{name}` in a fragment of the "
+                        f"distribution policy, which lays `{stage.stage}` open.",
+                        inner.source,
+                    )
 
 
 def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
@@ -196,11 +230,9 @@ def _replicated(plan: Plan) -> Iterator[tuple]:
 
 
 def _called(node: Node) -> str:
-    return (
-        f"stage `{node.stage}`"
-        if isinstance(node, Stage)
-        else f"`{getattr(node, 'op', node.name)}`"
-    )
+    if isinstance(node, Stage):
+        return f"stage `{node.stage}`"
+    return f"`{getattr(node, 'op', node.name).removeprefix('reduce').lstrip('_')}`"
 
 
 LAWS = (

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.errors import NotFiniteError
-from shoal.graph.ir import Graph, Loop, Node, Stage
+from shoal.graph.ir import Glue, Graph, Loop, Node, Stage
 from shoal.planning.plan import Plan
 from shoal.runtime.reference import Delayed
 from shoal.tracing.interpret import Env, run_code
@@ -38,9 +38,9 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
     for _ in range(tick - good.tick):
         inputs = turn(inputs)
     culprit = blame(delayed.graph, inputs)
-    stage = getattr(culprit, "stage", getattr(culprit, "op", "the loop"))
     error = NotFiniteError(
-        f"`{bad[0]}` is not finite at tick {tick}; stage `{stage}` made the first NaN or infinity",
+        f"`{bad[0]}` is not finite at tick {tick}; "
+        f"{_called(culprit)} made the first NaN or infinity",
         "The state before this tick is kept. Lower the learning rate, clip gradients, "
         "or look at what the stage divides by.",
         getattr(culprit, "source", ""),
@@ -48,6 +48,16 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
     )
     error.state = delayed.finish(inputs)
     return error
+
+
+def _called(culprit: Node | None) -> str:
+    match culprit:
+        case Stage():
+            return f"stage `{culprit.stage}`"
+        case Glue():
+            return f"`{culprit.op}` between stages"
+        case _:
+            return "the loop"
 
 
 def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:

@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.errors import RunError
+from shoal.graph.ir import Stage
 from shoal.planning.plan import Plan
 from shoal.runtime.channels import Channel, Message
 from shoal.runtime.fire import Did, Replica, Wants
 from shoal.runtime.limit import Limit
 from shoal.runtime.lower import Lowering
 from shoal.runtime.program import HostCall, Move, Operation, Program, Segment, Turns, walk
-from shoal.tracing.jaxprs import Fixed
-from shoal.tracing.stage import call_host
+from shoal.tracing.interpret import call_host
+from shoal.tracing.jaxprs import Fixed, user_place
 
 KEEP_EVERY, KEPT = 16, 4
 Metrics = dict[str, Any]
@@ -146,10 +148,22 @@ class Worker:
         env.update({c.final: env[c.before] for c in turns.carries})
 
     def _call(self, name: str) -> None:
-        code = self._crew.lowering.nodes[name].code
-        args = [a.value if isinstance(a, Fixed) else self._env[a] for a in code.args]
-        results = call_host(code.label, args)
-        self._env.update({o: x for o, x in zip(code.outs, results, strict=True) if o is not None})
+        node = self._crew.lowering.nodes[name]
+        assert isinstance(node, Stage)
+        args = [a.value if isinstance(a, Fixed) else self._env[a] for a in node.code.args]
+        try:
+            results = call_host(node.code.equation, args)
+        except Exception as error:
+            fragment, end = self.replica
+            raise RunError(
+                f"host stage `{node.stage}` failed in {fragment}[{end}] at tick {self.tick}: "
+                f"{type(error).__name__}: {error}",
+                "It is your Python that stopped: mend it there, "
+                'or step through it with backend="inline".',
+                user_place(error) or node.source,
+            ) from error
+        outs = zip(node.code.outs, results, strict=True)
+        self._env.update({o: x for o, x in outs if o is not None})
 
     def _share(self, name: str, x: Any) -> Any:
         """This end's rows of a carried value, copied to where the end runs."""

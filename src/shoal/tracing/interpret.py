@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core as jex
 
 from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage
-from shoal.tracing.jaxprs import Code, Fixed, bind
+from shoal.tracing.jaxprs import Code, Fixed, bind, opened
 
 Env = dict[str, Any]
 Look = Callable[[str, str], str]
@@ -50,6 +51,16 @@ def run_code(code: Code, seen: Mapping[str, Any], run: Run = bind) -> Env:
     args = [a.value if isinstance(a, Fixed) else seen[a] for a in code.args]
     results = run(code.equation, args) if code.equation is not None else [as_array(args[0])]
     return {name: x for name, x in zip(code.outs, results, strict=True) if name is not None}
+
+
+def call_host(equation: Any, args: Sequence[Any]) -> list[Any]:
+    """Call the Python behind a host stage's equation, outside XLA."""
+    jaxpr, _ = opened(equation.params["jaxpr"])
+    (call,) = (e for e in jaxpr.eqns if e.primitive.name == "pure_callback")
+    known = dict(zip(jaxpr.invars, args, strict=True))
+    given = (v.val if isinstance(v, jex.Literal) else known[v] for v in call.invars)
+    made = dict(zip(call.outvars, call.params["callback"](*given), strict=True))
+    return [made[v] for v in jaxpr.outvars]
 
 
 def as_array(x: Any) -> Any:

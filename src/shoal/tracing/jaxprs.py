@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from shoal.errors import TraceError
+from shoal.errors import TraceError, short_place
 from shoal.graph.ir import Agree, Carry, Glue, Graph, Link, Loop, Node, Stage, Value
 from shoal.tracing.agree import gather_p, mean_p
-from shoal.tracing.stage import Mark, mark_of, output_names, short_place
+from shoal.tracing.stage import Mark, mark_of, output_names
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
@@ -29,6 +29,8 @@ _CALLS = (
     "remat",
     "checkpoint",
 )
+
+_SPOKEN = {"while": "lax.while_loop", "cond": "lax.cond"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +280,7 @@ class Reader:
             ]
             return self.body(*found, code.args, outs, scope)
         raise TraceError(
-            f"{_what_is_in(equation)} inside `{kind}`, which can't be cut",
+            f"{_what_is_in(equation)} inside `{_SPOKEN.get(kind, kind)}`, which can't be cut",
             "Use lax.scan for loops that hold stages, "
             "and jnp.where or a stage of its own for choices.",
             place_of(equation),

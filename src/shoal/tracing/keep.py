@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from shoal.tracing.agree import gather_p, mean_p
-from shoal.tracing.jaxprs import below, inner, opened, scan_counts
+from shoal.tracing.jaxprs import below, inner, is_stage, opened, scan_counts
 
 
 class Rowless(Enum):
@@ -83,7 +83,11 @@ def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> 
     if control := _CONTROL.get(narrow.primitive.name):
         return control(narrow, wide, ins, drawn)
     if (one := inner(narrow)) and (two := inner(wide)):
-        return flow_jaxpr(one[0], two[0], ins, drawn)
+        below_it: list[Any] = []
+        states = flow_jaxpr(one[0], two[0], ins, below_it)
+        # JAX traces its own functions once for all callers: only the call knows the user's line.
+        drawn += below_it if is_stage(narrow) or not below_it else [narrow]
+        return states
     return _plain(narrow, wide, ins)
 
 
@@ -103,7 +107,9 @@ def _plain(narrow: Any, wide: Any, ins: Sequence[State]) -> list[State]:
 
 
 def flow_jaxpr(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
-    """The states of what a jaxpr returns."""
+    """The states of what a jaxpr returns; nothing is known of one that isn't the same twice."""
+    if [e.primitive for e in narrow.eqns] != [e.primitive for e in wide.eqns]:
+        return [PART] * len(narrow.outvars)
     known: dict[Any, State] = dict(zip(narrow.invars, ins, strict=True))
     known |= dict.fromkeys(narrow.constvars, SAME)
 

@@ -9,11 +9,12 @@ that isn't known to keep rows apart makes `PART`: a wrong answer could only forb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from shoal.errors import TraceError
-from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage, Value
+from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage, Value, leaves
 from shoal.tracing.jaxprs import Fixed, Ref, place_of
 from shoal.tracing.keep import PART, SAME, State, flow, inside, join, outside, same_number
 
@@ -23,26 +24,36 @@ _MOST_TURNS = 16
 def annotate(graph: Graph, wide: Graph, envs: int) -> Graph:
     """`graph` with the environment axis of every value, found by comparing it with `wide`."""
     if [n for n in graph.values] != [n for n in wide.values]:
-        raise TraceError(
-            f"tick does other work with {2 * envs} environments than with {envs}",
-            "Don't branch in Python on the number of environments.",
-        )
-    walk = Walk(graph.values, wide.values, envs, {}, {})
+        raise other_work(graph, wide, envs)
+    walk = Walk(graph.values, wide.values, envs)
     walk.states.update({name: walk.by_shape(name) for name in graph.inputs})
     walk.nodes(graph.nodes, wide.nodes)
     values = {name: walk.value(value) for name, value in graph.values.items()}
     return replace(graph, values=values, nodes=walk.marked(graph.nodes))
 
 
+def other_work(graph: Graph, wide: Graph, envs: int) -> TraceError:
+    """The error for a loop that isn't the same at both environment counts."""
+    few, many = sorted((list(leaves(graph)), list(leaves(wide))), key=len)
+    odd = next((b for a, b in zip_longest(few, many) if not a or a.name != b.name), None)
+    return TraceError(
+        f"tick does other work with {2 * envs} environments than with {envs}",
+        "Don't branch in Python on the number of environments, "
+        "or do it in a stage that isn't replicated.",
+        odd.source if odd else "",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A walk over two traces of one loop; `states` and `draws` fill as it goes."""
+    """A walk over two traces of one loop; what it finds out fills the tables as it goes."""
 
     narrow: Mapping[str, Value]
     wide: Mapping[str, Value]
     envs: int
-    states: dict[str, State]
-    draws: dict[str, str]
+    states: dict[str, State] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
+    draws: dict[str, str] = field(default_factory=dict)
 
     def by_shape(self, name: str) -> State:
         """A value's state as far as its two shapes tell."""
@@ -52,7 +63,13 @@ class Walk:
         """`value` with what the walk found out about it."""
         state, shape = self.states.get(value.name, PART), self.by_shape(value.name)
         axis = shape if isinstance(shape, int) and state is not SAME else None
-        return replace(value, axis=axis, part=state == PART)
+        return replace(value, axis=axis, part=state == PART, cause=self.causes.get(value.name, ""))
+
+    def enter(self, name: str, state: State, cause: str) -> None:
+        """Note what a value is; where a loop comes round, the first cause stays."""
+        self.states[name] = state
+        if state is PART and cause:
+            self.causes.setdefault(name, cause)
 
     def nodes(self, nodes: tuple[Node, ...], wides: tuple[Node, ...]) -> None:
         """Walk over nodes in order."""
@@ -78,20 +95,23 @@ class Walk:
             drawn: list[Any] = []
             states = flow(node.code.equation, wide.code.equation, seen, drawn)
             if drawn:
-                self.draws[node.name] = place_of(drawn[0])
+                self.draws[node.name] = place_of(drawn[0]) or node.source or "tick"
+        spoilt = [str(a) for a, s in zip(node.code.args, seen, strict=True) if s is PART]
+        cause = next((self.causes[a] for a in spoilt if a in self.causes), node.name)
         for out, state in zip(node.code.outs, states, strict=True):
             if out is not None:
                 known = (
                     state == PART or self.by_shape(out) in (state, SAME) or isinstance(node, Agree)
                 )
-                self.states[out] = state if known else PART
+                self.enter(out, state if known else PART, cause)
 
     def loop(self, loop: Loop, wide: Loop) -> None:
         """Walk over a loop until the states of what it carries settle."""
         for link in loop.slices:
-            self.states[link.inner] = inside(self.states[link.outer])
+            state = inside(self.states[link.outer])
+            self.enter(link.inner, state, self.causes.get(link.outer, loop.name))
         for carry in loop.carries:
-            self.states[carry.before] = self.states[carry.first]
+            self.enter(carry.before, self.states[carry.first], self.causes.get(carry.first, ""))
         for _ in range(_MOST_TURNS):
             self.nodes(loop.body.nodes, wide.body.nodes)
             before = [self.states[c.before] for c in loop.carries]
@@ -100,11 +120,13 @@ class Walk:
             ]
             if before == after:
                 break
-            self.states.update({c.before: s for c, s in zip(loop.carries, after, strict=True)})
+            for carry, state in zip(loop.carries, after, strict=True):
+                self.enter(carry.before, state, self.causes.get(carry.after, loop.name))
         for carry in loop.carries:
-            self.states[carry.final] = self.states[carry.before]
+            self.enter(carry.final, self.states[carry.before], self.causes.get(carry.before, ""))
         for link in loop.stacks:
-            self.states[link.outer] = outside(self.states[link.inner])
+            state = outside(self.states[link.inner])
+            self.enter(link.outer, state, self.causes.get(link.inner, ""))
 
     def state(self, ref: Ref, wide: Ref) -> State:
         """The state of an argument; a number that follows the environment count is `PART`."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from shoal.errors import TraceError
+from shoal.errors import TraceError, short_place
 from shoal.tracing.agree import gather, mean, traced_replicas
 
 __all__ = ["Mark", "Stage", "gather", "host", "mark_of", "mean", "stage"]
@@ -30,7 +32,7 @@ class Mark:
 
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[str, tuple[str, ...]] = {}
-_HOSTS: dict[str, tuple[Callable[..., Any], Any]] = {}
+_per_env: ContextVar[str] = ContextVar("per_env", default="")
 _LABEL = re.compile(r"^(?P<name>.+)@(?P<index>\d+)$")
 
 
@@ -43,12 +45,6 @@ def mark_of(label: str) -> Mark | None:
 def output_names(label: str) -> tuple[str, ...]:
     """The names of the leaves that the stage behind `label` returned when last traced."""
     return _OUTPUTS.get(label, ())
-
-
-def call_host(label: str, args: list[Any]) -> list[Any]:
-    """Call the Python behind a host stage with its flat arguments as NumPy arrays."""
-    function, tree = _HOSTS[label]
-    return jax.tree.leaves(function(*jax.tree.unflatten(tree, [np.asarray(x) for x in args])))
 
 
 @overload
@@ -95,16 +91,50 @@ def host(
 
     def wrap(function: Callable[..., Any]) -> Stage:
         mark = Mark(name or function.__name__, per, host=True, source=source_of(function))
-        label = label_of(mark)
 
-        def called(*args: Any) -> Any:
-            specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-            _HOSTS[label] = function, jax.tree.structure(args)
-            return jax.pure_callback(function, returns(*specs), *args)
+        def called(*args: Any, **shared: Any) -> Any:
+            check_not_inside(mark)
+            fixed, rows = _split_self(function, args)
+            if per == "env":
+                check_rows(rows, mark)
+            specs = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (rows, shared)
+            )
+            wanted = returns(*specs[0], **specs[1])
 
-        return Stage(called, label)
+            def python(*rows: Any, **shared: Any) -> Any:
+                rows, shared = jax.tree.map(np.asarray, (rows, shared))
+                return as_wanted(function(*fixed, *rows, **shared), wanted)
+
+            return jax.pure_callback(python, wanted, *rows, **shared)
+
+        return Stage(called, label_of(mark))
 
     return wrap
+
+
+def check_not_inside(mark: Mark) -> Mark:
+    """Check that a host stage isn't called by a stage that Shoal batches, and so compiles."""
+    if outer := _per_env.get():
+        raise TraceError(
+            f"host stage `{mark.name}` is called inside stage `{outer}`, "
+            "which is compiled for all environments at once",
+            f"Call `{mark.name}` from tick, before or after `{outer}`.",
+        )
+    return mark
+
+
+def as_wanted(result: Any, wanted: Any) -> Any:
+    """What a host stage returned as arrays of the dtypes that it promised."""
+    specs, tree = jax.tree.flatten(wanted)
+    arrays = [np.asarray(x) for x in tree.flatten_up_to(result)]
+    for got, spec in zip(arrays, specs, strict=True):
+        if got.shape != spec.shape or not np.can_cast(got.dtype, spec.dtype, "same_kind"):
+            raise ValueError(
+                f"it returned {got.dtype}{list(got.shape)}, "
+                f"but promised {spec.dtype}{list(spec.shape)}"
+            )
+    return tree.unflatten([x.astype(s.dtype) for x, s in zip(arrays, specs, strict=True)])
 
 
 class Stage:
@@ -151,7 +181,11 @@ def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
         # A bound settings object comes first and has no rows.
         fixed, rows = _split_self(function, args)
         check_rows(rows, mark)
-        return jax.vmap(lambda *row: function(*fixed, *row, **shared))(*rows)
+        outer = _per_env.set(mark.name)
+        try:
+            return jax.vmap(lambda *row: function(*fixed, *row, **shared))(*rows)
+        finally:
+            _per_env.reset(outer)
 
     return batched
 
@@ -167,11 +201,10 @@ def check_rows(rows: tuple[Any, ...], mark: Mark) -> tuple[Any, ...]:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(rows)]
         raise TraceError(
-            f"stage `{mark.name}` is per environment, "
+            f"stage `{mark.name}` ({mark.source}) is per environment, "
             f"but its rows don't share a first axis: {shapes}",
             "Pass what all environments share (parameters, statistics) by keyword, "
             "rows by position.",
-            mark.source,
         )
     return rows
 
@@ -186,11 +219,6 @@ def source_of(function: Callable[..., Any]) -> str:
     """Where `function` is written, as `folder/file.py:line`."""
     code = getattr(function, "__code__", None)
     return short_place(code.co_filename, code.co_firstlineno) if code else ""
-
-
-def short_place(file: str, line: int) -> str:
-    """A source line in the form that messages use."""
-    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
 
 
 def path_name(path: tuple[Any, ...]) -> str:

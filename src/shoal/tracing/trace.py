@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -38,9 +40,10 @@ class Origin:
 
     def spec(self, envs: int) -> Any:
         """Shapes and dtypes of the carried state."""
-        state = jax.eval_shape(
-            lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0)
-        )
+        with told_as("init", envs, source_of(method(self.algorithm, "init"))):
+            state = jax.eval_shape(
+                lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0)
+            )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
 
     def start(self, seed: int, envs: int) -> Any:
@@ -78,15 +81,13 @@ def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
 
 def _read(origin: Origin, envs: int) -> Graph:
     spec = origin.spec(envs)
-    state, where = (
-        jax.tree_util.tree_flatten_with_path(spec)[0],
-        source_of(_tick_of(origin.algorithm)),
-    )
+    state = jax.tree_util.tree_flatten_with_path(spec)[0]
+    where = source_of(method(origin.algorithm, "tick"))
     metric_names: list[str] = []
 
     def tick(*carry: Any) -> tuple[list[Any], list[Any]]:
         tree = jax.tree.unflatten(jax.tree.structure(spec), carry)
-        after, metrics = origin.algorithm.tick(origin.env, tree)
+        after, metrics = _pair(origin.algorithm.tick(origin.env, tree), where)
         _check_same_spec(spec, after, where)
         found = jax.tree_util.tree_flatten_with_path(metrics)[0]
         metric_names[:] = [path_name(path) for path, _ in found]
@@ -94,20 +95,37 @@ def _read(origin: Origin, envs: int) -> Graph:
             strong(x, s.dtype) for x, (_, s) in zip(jax.tree.leaves(after), state, strict=True)
         ], [x for _, x in found]
 
-    try:
+    with told_as("tick", envs, where):
         closed = jax.make_jaxpr(tick)(*(s for _, s in state))
+    names = [path_name(path) or "state" for path, _ in state]
+    return Reader().graph(closed, names, metric_names)
+
+
+@contextmanager
+def told_as(name: str, envs: int, where: str) -> Iterator[None]:
+    """What goes wrong while `name` is traced, as an error that says so and from which line."""
+    try:
+        yield
     except ShoalError:
         raise
     except Exception as error:
         raise TraceError(
-            f"tick can't be traced with {envs} environments: "
+            f"{name} can't be traced with {envs} environments: "
             f"{type(error).__name__}: {_first_line(error)}",
-            "tick must be pure JAX for any environment count "
+            f"{name} must be pure JAX for any environment count "
             "(Shoal also traces it at twice yours).",
             user_place(error) or where,
         ) from error
-    names = [path_name(path) or "state" for path, _ in state]
-    return Reader().graph(closed, names, metric_names)
+
+
+def _pair(returned: Any, where: str) -> tuple[Any, Any]:
+    if type(returned) is not tuple or len(returned) != 2:
+        raise TraceError(
+            "tick returns something else than a state and metrics",
+            "Return two things: the next state, and a dictionary of metrics (it may be empty).",
+            where,
+        )
+    return returned
 
 
 def _check_same_spec(before: Any, after: Any, where: str) -> None:
@@ -135,8 +153,15 @@ def strong(x: Any, dtype: Any) -> Any:
     return x if hasattr(x, "dtype") else jax.numpy.asarray(x, dtype)
 
 
-def _tick_of(algorithm: Any) -> Any:
-    return getattr(type(algorithm), "tick", algorithm.tick)
+def method(algorithm: Any, name: str) -> Any:
+    """The function behind a method that an algorithm must have."""
+    found = getattr(type(algorithm), name, getattr(algorithm, name, None))
+    if found is None:
+        raise TraceError(
+            f"{type(algorithm).__name__} has no method `{name}`",
+            "An algorithm is an object with init(key, env, envs) and tick(env, state).",
+        )
+    return found
 
 
 def _first_line(error: Exception) -> str:
