@@ -106,11 +106,11 @@ def _moves(
 def _far_moves(
     sites: Sites, homes: Homes, name: str, free: set[str]
 ) -> Iterator[dict[str, frozenset[str]]]:
-    """Homes for a site and all glue that leads to it: where what that glue reads comes from."""
+    """Any home for a site, alone or with all glue that leads to it: for when it can't stay."""
     above = _ancestors(sites, name, free)
-    read = {sites.resolve(v) for site in above for v in sites.nodes[site].reads}
-    holders = {h for v in read for h in sites.holders(v, homes) if h not in EVERYWHERE}
-    yield from (dict.fromkeys(above, frozenset({home})) for home in sorted(holders))
+    for home in sorted(frozenset().union(*homes.values())):
+        yield {name: frozenset({home})}
+        yield dict.fromkeys(above, frozenset({home}))
 
 
 def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
