@@ -19,7 +19,7 @@ from shoal.tracing.stage import Mark, mark_of, output_names
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
-_CALLS = (
+CALLS = (
     "jit",
     "pjit",
     "closed_call",
@@ -27,6 +27,7 @@ _CALLS = (
     "custom_jvp_call",
     "custom_vjp_call",
     "remat",
+    "remat2",
     "checkpoint",
 )
 
@@ -273,7 +274,7 @@ class Reader:
         equation, kind = code.equation, code.equation.primitive.name
         if kind == "scan":
             return self.loop(code, scope)
-        if kind in _CALLS and (found := inner(equation)):
+        if kind in CALLS and (found := inner(equation)):
             outs = [
                 o or self.value(f"{scope}unused", v.aval)
                 for o, v in zip(code.outs, equation.outvars, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from shoal.tracing.agree import gather_p, mean_p
-from shoal.tracing.jaxprs import below, inner, is_stage, opened, scan_counts
+from shoal.tracing.jaxprs import CALLS, below, inner, is_stage, opened, scan_counts
 
 
 class Rowless(Enum):
@@ -82,7 +82,7 @@ def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list
 def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list[State]:
     if control := _CONTROL.get(narrow.primitive.name):
         return control(narrow, wide, ins, drawn)
-    if (one := inner(narrow)) and (two := inner(wide)):
+    if narrow.primitive.name in CALLS and (one := inner(narrow)) and (two := inner(wide)):
         below_it: list[Any] = []
         states = flow_jaxpr(one[0], two[0], ins, below_it)
         # JAX traces its own functions once for all callers: only the call knows the user's line.
@@ -195,7 +195,7 @@ def _moved(narrow: Any, wide: Any) -> list[int]:
 def same_number(a: Any, b: Any) -> bool:
     """Whether two constants of the loop are equal."""
     try:
-        return np.array_equal(np.asarray(a), np.asarray(b))
+        return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
     except TypeError:  # keys and other extended dtypes
         return a is b
 
@@ -252,6 +252,11 @@ def _along(key: str) -> Callable[[Any, Sequence[State]], State]:
         return PART if axis in (along if isinstance(along, (tuple, list)) else (along,)) else axis
 
     return rule
+
+
+def _stack(e: Any, ins: Sequence[State]) -> State:
+    axis = _meet(ins)
+    return axis + (e.params["axis"] <= axis) if isinstance(axis, int) else PART
 
 
 def _whole_slice(e: Any, ins: Sequence[State]) -> State:
@@ -332,6 +337,7 @@ _RULES: dict[str, Callable[[Any, Sequence[State]], State]] = {
     "dynamic_update_slice": _update_slice,
     "pad": _pad,
     "concatenate": _along("dimension"),
+    "stack": _stack,
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
     "split": _along("axis"),
