@@ -97,6 +97,8 @@ class Loop:
     def reads(self) -> tuple[str, ...]:
         """Outer values that the loop reads, the ones its body names included."""
         inner = {v for node in self.body.nodes for v in node.reads} - self.body.made
+        # To run as it was traced it also needs what is handed to it and never used.
+        inner |= {a for a in getattr(self.code, "args", ()) if isinstance(a, str)}
         first = [c.first for c in self.carries] + [link.outer for link in self.slices]
         return tuple(dict.fromkeys([*first, *sorted(inner)]))
 
