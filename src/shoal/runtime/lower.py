@@ -69,6 +69,12 @@ class Lowering:
         return {loop.name: loop for loop, _ in Sites(self.graph, self.plan.sites.opened).loops}
 
     @cached_property
+    def received(self) -> frozenset[str]:
+        """Values that come from other fragments."""
+        mine = [c for c in self.plan.channels if c.reader == self.fragment]
+        return frozenset(v for c in mine for v in c.values)
+
+    @cached_property
     def stacked(self) -> frozenset[str]:
         """Values that arrive as one from each replica of their writer, to be agreed on here."""
         return frozenset(
@@ -141,7 +147,8 @@ class Lowering:
         value = self.plan.graph.values.get(name)  # None for the turn of a loop
         if value is None:
             return None
-        differs = value.part and name not in self.stacked and self.one_program
+        made_here = self.plan.sites.resolve(name) not in self.received
+        differs = value.part and made_here and self.one_program
         return PART if value.axis is None and differs else value.axis
 
     def lays(self, names: Iterable[str]) -> list[Lay]:
