@@ -9,6 +9,7 @@ from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stages
 from shoal.graph.words import name_text
 from shoal.planning.cluster import Cluster, Place
+from shoal.planning.homes import EVERYWHERE
 from shoal.planning.plan import Plan, draw_plan
 from shoal.planning.policy import DistributionPolicy, Fragment
 
@@ -71,24 +72,37 @@ def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
     values = plan.graph.values
     kept = {after for before, after in plan.graph.carry if before != after}
     shown = {m.inner for m in plan.graph.metrics}
+    sent = {
+        value for reader, value, node in plan.sites.needs(plan.homes)
+        if values[value].part and not isinstance(node, Agree) and not _has(plan, reader, value)
+    }  # fmt: skip
     for fragment, node in _replicated(plan):
+        yield from _mixed_rows(plan, fragment, node)
         for value in node.writes:
-            if not values[value].part:
-                continue
-            elsewhere = [
-                n for n in plan.sites.nodes.values()
-                if value in n.reads and not isinstance(n, Agree)
-                and plan.homes[n.name] != {fragment.name}
-            ]  # fmt: skip
-            if elsewhere or _ends(plan, value) & (kept | shown):
+            if values[value].part and _ends(plan, value) & (kept | shown | sent):
                 yield _disagreement(plan, fragment, node, value)
 
 
+def _has(plan: Plan, fragment: str, value: str) -> bool:
+    """Whether `fragment` has a value without being sent it."""
+    holders = plan.sites.holders(value, plan.homes)
+    return holders is EVERYWHERE or fragment in holders
+
+
+def _mixed_rows(plan: Plan, fragment: Fragment, node: Node) -> Iterator[ShoalError]:
+    """Stages that keep environments apart, but read what replicas have mixed from their own."""
+    values = plan.graph.values
+    for stage in Graph((), (), (node,)).stages:
+        mixed = [v for v in stage.reads if values[v].part and _has(plan, fragment.name, v)]
+        if stage.per == "env" and mixed:
+            yield _disagreement(plan, fragment, node, mixed[0])
+
+
 def _ends(plan: Plan, value: str) -> set[str]:
-    """The names under which a value leaves loops."""
+    """The names under which a value goes round loops and leaves them."""
     found = {value}
     for loop, _ in reversed(plan.sites.loops):
-        found |= {c.final for c in loop.carries if c.after in found}
+        found |= {n for c in loop.carries if c.after in found for n in (c.before, c.final)}
         found |= {link.outer for link in loop.stacks if link.inner in found}
     return found
 
