@@ -27,11 +27,12 @@ from shoal.planning.policies import fused
 from shoal.planning.policy import DistributionPolicy
 from shoal.progress import Progress
 from shoal.runtime.machine import this_machine
-from shoal.runtime.run import Result, run
+from shoal.runtime.run import Result, check_backend, run
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
 
 LAST_EPISODES = 100
+RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
 
 
 class How(TypedDict, total=False):
@@ -73,6 +74,7 @@ def train(
     or fails.
     """
     job = make_job(algorithm, env, how)
+    check_backend(how.get("backend", "threads"))
     distribution = distribute or fused()
     ensure_devices(distribution)
     drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, how.get("cluster"))
@@ -111,7 +113,8 @@ class Job:
     @property
     def env_name(self) -> str:
         """The environment's name."""
-        return str(getattr(self.env, "name", "") or type(self.env).__name__)
+        own = "none" if self.env is None else type(self.env).__name__
+        return str(getattr(self.env, "name", "") or own)
 
 
 def find_preset(algorithm: str, env: Any) -> Preset | None:
@@ -209,10 +212,9 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
         "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
         "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
-    write_json(folder / "summary.json", summary)
     with (
         _recorded(folder, summary),
-        open(folder / "metrics.jsonl", "w", encoding="utf-8") as lines,
+        open(folder / "metrics.jsonl", "w", buffering=1, encoding="utf-8") as lines,
         Progress(job.ticks, steps, shown=how.get("progress", False)) as progress,
     ):
 
@@ -230,26 +232,37 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
 
         state = drawn.graph.origin.start(seed, job.envs)
         result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
-    _finish(summary, result, steps, episodes)
-    save_values(folder / "state.npz", result.values)
-    write_json(folder / "summary.json", summary)
+        _finish(summary, result, steps, episodes)
+        save_values(folder / "state.npz", result.values)
     return Trained(result.state, summary, folder, drawn)
 
 
 @contextmanager
 def _recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
     """Leave a valid folder whatever happens: why the run failed, and the last good state."""
+    RUNNING[folder] = summary
+    write_json(folder / "summary.json", summary)
     try:
         yield
+    except KeyboardInterrupt:
+        summary.update(status="interrupted")
+        raise
     except BaseException as error:
         what = error.what if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        summary.update(status=status, error=what)
+        summary.update(status="failed", error=what)
         if isinstance(error, NotFiniteError) and isinstance(error.state, dict):
             summary["ticks"] = error.tick
             save_values(folder / "state.npz", error.state)
-        write_json(folder / "summary.json", summary)
         raise
+    finally:
+        write_json(folder / "summary.json", summary)
+        del RUNNING[folder]
+
+
+def mark_interrupted() -> None:
+    """Say in the folders of all runs under way that they end here, before leaving at once."""
+    for folder, summary in list(RUNNING.items()):
+        write_json(folder / "summary.json", summary | {"status": "interrupted"})
 
 
 def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episodes) -> None:

@@ -24,10 +24,17 @@ def entry() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise as usual; what is loading or tracing may lose the exception, so leave soon."""
-    last = threading.Timer(SOON, os._exit, (130,))
+    last = threading.Timer(SOON, _leave)
     last.daemon = True
     last.start()
     raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    mark = getattr(sys.modules.get("shoal.training"), "mark_interrupted", None)
+    if mark:
+        mark()
+    os._exit(130)
 
 
 if __name__ == "__main__":

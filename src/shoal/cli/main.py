@@ -14,6 +14,7 @@ from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError
 from shoal.planning.policies import fused
 from shoal.runtime.run import BACKENDS
+from shoal.tracing.jaxprs import user_place
 from shoal.tracing.trace import trace
 from shoal.training import ensure_devices, make_job, plan, train, verify
 
@@ -45,7 +46,9 @@ def main(words: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        console.print(f"{type(error).__name__}: {str(error).splitlines()[0]}", markup=False)
+        first, place = (str(error).splitlines() or [""])[0], user_place(error)
+        told = f"{type(error).__name__}: {first}".rstrip(": ")
+        console.print(f"{told} ({place})" if place else told, markup=False)
         console.print("Run it again with --debug for the whole traceback.", markup=False)
         return 1
 

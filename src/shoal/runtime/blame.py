@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from shoal.errors import NotFiniteError
-from shoal.graph.ir import Glue, Graph, Loop, Node, Stage
+from shoal.graph.ir import Glue, Loop, Node, Stage
 from shoal.planning.plan import Plan
 from shoal.runtime.reference import Delayed
 from shoal.tracing.interpret import Env, run_code
@@ -37,7 +37,7 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
     turn = jax.jit(lambda x: delayed.tick(x)[0])
     for _ in range(tick - good.tick):
         inputs = turn(inputs)
-    culprit = blame(delayed.graph, inputs)
+    culprit = blame(delayed, inputs)
     error = NotFiniteError(
         f"`{bad[0]}` is not finite at tick {tick}; "
         f"{_called(culprit)} made the first NaN or infinity",
@@ -65,13 +65,27 @@ def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
     return [name for name, x in shown.items() if not np.all(np.isfinite(x))]
 
 
-def blame(graph: Graph, inputs: list[Any]) -> Node | None:
-    """The first node of a tick, inside stages too, that writes a number that isn't finite."""
-    env: Env = dict(zip(graph.inputs, inputs, strict=True))
-    return _first_bad(graph.nodes, env)
+def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
+    """The first node of a tick, inside loops and stages too, that writes what isn't finite."""
+    env: Env = dict(zip(delayed.graph.inputs, inputs, strict=True))
+    found = _first_bad(delayed.graph.nodes, env)
+    if found is None:
+        return None
+    # The reference runs each site whole, under its fragment's name; the loop itself knows more.
+    fragment, _, name = found.node.name.partition(":")
+    site = delayed.plan.sites.nodes[name]
+    inner = _first_bad((site,), {v: found.env[delayed.read(fragment, v)] for v in site.reads})
+    return inner.node if inner else site
 
 
-def _first_bad(nodes: tuple[Node, ...], env: Env) -> Node | None:
+class _Found(NamedTuple):
+    """A node that writes what isn't finite, and the values it was given among others."""
+
+    node: Node
+    env: Env
+
+
+def _first_bad(nodes: tuple[Node, ...], env: Env) -> _Found | None:
     for node in nodes:
         found = _turns(node, env) if isinstance(node, Loop) else _one(node, env)
         if found is not None:
@@ -79,18 +93,19 @@ def _first_bad(nodes: tuple[Node, ...], env: Env) -> Node | None:
     return None
 
 
-def _one(node: Any, env: Env) -> Node | None:
+def _one(node: Any, env: Env) -> _Found | None:
     made = run_code(node.code, env)
     if all(is_finite(x) for x in made.values()):
         env.update(made)
         return None
     if isinstance(node, Stage) and node.body is not None:
         inner = _first_bad(node.body.nodes, dict(env))
-        return inner if isinstance(inner, Stage) else node
-    return node
+        if inner and isinstance(inner.node, Stage):
+            return inner
+    return _Found(node, env)
 
 
-def _turns(loop: Loop, env: Env) -> Node | None:
+def _turns(loop: Loop, env: Env) -> _Found | None:
     """A loop, turn by turn in Python."""
     inside = dict(env) | {c.before: env[c.first] for c in loop.carries}
     ys: list[list[Any]] = []

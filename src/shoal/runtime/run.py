@@ -73,8 +73,7 @@ def run(
     `watch(tick, metrics)` is called in order as metrics arrive; what it raises stops the run.
     Ctrl-C lets workers end the tick they are in; the result then says that it was interrupted.
     """
-    if backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
+    check_backend(backend)
     graph = plan.graph
     tree = graph.origin.start(0, graph.envs) if state is None else state
     began = time.perf_counter()
@@ -100,6 +99,13 @@ def run(
     leaves = [values[name] for name in graph.inputs]
     state = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     return Result(values, state, done, first - began, time.perf_counter() - first, interrupted)
+
+
+def check_backend(name: str) -> str:
+    """`name` if it is a backend's."""
+    if name not in BACKENDS:
+        raise UnknownNameError("backend", name, BACKENDS)
+    return name
 
 
 def make_run(plan: Plan, backend: str, tree: Any) -> Going:

@@ -80,9 +80,9 @@ def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
 
 
 def _read(origin: Origin, envs: int) -> Graph:
+    where = source_of(method(origin.algorithm, "tick"))
     spec = origin.spec(envs)
     state = jax.tree_util.tree_flatten_with_path(spec)[0]
-    where = source_of(method(origin.algorithm, "tick"))
     metric_names: list[str] = []
 
     def tick(*carry: Any) -> tuple[list[Any], list[Any]]:
