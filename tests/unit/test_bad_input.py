@@ -1,0 +1,416 @@
+"""Each mistake is a `ShoalError` that says what, at which line of the user's, and the way out."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import shoal
+from shoal import THE_REST, Fragment, Lockstep, Wire
+from shoal.cli.main import make_parser
+from shoal.cli.options import chosen_distribution, with_settings
+from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
+from unit.toy_loop import (
+    BOTH_TWICE,
+    COARSE,
+    LAGGED,
+    TWO_CPUS,
+    State,
+    Toy,
+    agreeing,
+    check_told,
+    fit,
+    line,
+    move,
+    moved,
+    plain,
+    planned,
+    policy,
+    traced,
+)
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        (
+            lambda: shoal.train("pop", None),  # here: algorithm
+            ["algorithm `pop`", "`ppo`", line("algorithm")],
+        ),
+        (
+            lambda: shoal.train(Toy(plain), "gimnax:CartPole-v1"),  # here: family
+            ["environment family `gimnax`", "`gymnax`", line("family")],
+        ),
+        (
+            lambda: shoal.run(planned(plain, COARSE), "thread", ticks=1),  # here: backend
+            ["backend `thread`", "`threads`", line("backend")],
+        ),
+        (
+            lambda: shoal.plan(traced(plain), policy(Fragment("a", ("moov",)))),  # here: stage
+            ["stage in fragment `a` of mine: `moov`", "`move`", line("stage")],
+        ),
+        (
+            lambda: with_settings(Toy(plain), {"trun": plain}),
+            ["setting of Toy `trun`", "`turn`"],
+        ),
+    ],
+    ids=["algorithm", "family", "backend", "stage", "setting"],
+)
+def test_an_unknown_name_comes_with_the_nearest_right_one(do, words):
+    error = check_told(UnknownNameError, do, *words)
+    assert "Did you mean" in error.fix
+
+
+@pytest.mark.skipif(not find_spec("gymnax"), reason="gymnax is not installed")
+def test_an_unknown_environment_comes_with_the_nearest_right_one():
+    def do():
+        return shoal.train("ppo", "CartPol-v1")  # here: environment
+
+    check_told(
+        UnknownNameError, do, "environment `CartPol-v1`", "`CartPole-v1`", line("environment")
+    )
+
+
+def test_an_unknown_distribution_policy_comes_with_the_nearest_right_one():
+    words = ["plan", "ppo", "CartPole-v1", "--distribute", "single-lerner-coarse"]
+
+    def do():
+        return chosen_distribution(make_parser().parse_args(words))
+
+    check_told(UnknownNameError, do, "`single-lerner-coarse`", "mean `single-learner-coarse`?")
+
+
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it():
+    code = (
+        "import sys; sys.modules['gymnax'] = None\nimport shoal; shoal.train('ppo', 'CartPole-v1')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-2:]
+    assert last == [
+        "shoal.errors.MissingExtraError: gymnax is not installed",
+        'Install it with: pip install "shoal[gymnax]"',
+    ]
+
+
+# Fragments and replicas
+
+
+def test_a_stage_that_no_fragment_holds():
+    def do():
+        return planned(plain, policy(Fragment("mover", ("move",))))
+
+    check_told(CutError, do, "stage `fit` is in no fragment of mine", line("fit"), ": mover.")
+
+
+def test_a_stage_that_two_fragments_hold():
+    twice = policy(Fragment("a", ("move",)), Fragment("b", ("move", "fit")))
+
+    def do():
+        return planned(plain, twice)
+
+    check_told(
+        CutError, do, "`move` is held by fragments `a` and `b`", line("move"), "one fragment only"
+    )
+
+
+@pytest.mark.parametrize(
+    "distribution", [shoal.fused(2), shoal.multi_learner(2), BOTH_TWICE], ids=lambda d: d.name
+)
+def test_a_whole_batch_stage_that_is_replicated_without_a_mean(distribution):
+    words = ["stage `fit`", "can't run as 2 replicas", line("fit"), "agree on `w`", "shoal.mean"]
+    check_told(CutError, lambda: planned(plain, distribution), *words)
+    assert planned(agreeing, distribution)
+
+
+def mixing(state):
+    state, metrics = agreeing(state)
+    middle = jnp.mean(state.x)  # here: mixes
+    return state._replace(x=state.x - middle), metrics
+
+
+def test_glue_that_mixes_environments_in_replicas_is_named_not_what_reads_it():
+    def do():
+        return planned(mixing, shoal.multi_learner(2))
+
+    check_told(CutError, do, "`sum` mixes environments", "`x`", line("mixes"), "shoal.mean")
+
+
+def test_replicas_that_do_not_divide_the_environments():
+    def do():
+        return shoal.plan(traced(plain), shoal.single_learner_coarse(3), TWO_CPUS)  # here: three
+
+    words = ["8 environments", "3 replicas of `actor`", line("three"), "2 or 4", "multiple of 3"]
+    check_told(CutError, do, *words)
+
+
+ON_GPU = policy(Fragment("all", (THE_REST,), on="gpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "do", "words"),
+    [
+        (SettingError, lambda: Lockstep(-1), ["lag=-1", "lag=0 or more", line("lag")]),  # here: lag
+        (
+            SettingError,
+            lambda: shoal.multi_learner(0),  # here: zero
+            ["`learner` has 0 replicas", line("zero"), "at least one"],
+        ),
+        (SettingError, lambda: Fragment("a", (), on="tpu"), ["`tpu`", "`gpu else cpu`"]),
+        (SettingError, lambda: policy(Fragment("a", ()), Fragment("a", ())), ["one name"]),
+        (
+            SettingError,
+            lambda: policy(Fragment("a", ()), wires=(Wire("a", "b", Lockstep()),)),
+            ["fragment `b`, which isn't there", "are: a."],
+        ),
+        (
+            TraceError,
+            lambda: shoal.trace(Toy(plain), envs=0),  # here: none
+            ["envs=0", line("none"), "1 or more"],
+        ),
+        (SettingError, lambda: shoal.train(Toy(plain), None, envs=0), ["envs=0", "1 or more"]),
+        (SettingError, lambda: shoal.train(Toy(plain), None, ticks=-1), ["ticks=-1", "1 or more"]),
+        (
+            PlaceError,
+            lambda: shoal.plan(traced(plain), ON_GPU, TWO_CPUS),  # here: gpu
+            ["`all` wants gpu", 'on="gpu else cpu"', line("gpu")],
+        ),
+    ],
+)
+def test_a_setting_that_cannot_work(kind, do, words):
+    check_told(kind, do, *words)
+
+
+# Keys
+
+
+@shoal.stage
+def fit_noisily(w, xs, age):
+    key = jax.random.key(age)
+    noise = jax.random.normal(key, xs.shape)  # here: draws in a stage
+    level = shoal.mean(jnp.mean(xs + noise))
+    return w - 0.1 * level, level
+
+
+def drawing_in_a_stage(state):
+    (keys, x), xs = moved(state)
+    w, loss = fit_noisily(state.w, xs, state.age)
+    return State(w, keys, x, state.age + 1), {"loss": loss}
+
+
+def drawing_in_glue(state):
+    state, metrics = agreeing(state)
+    noise = jax.random.uniform(jax.random.key(state.age), state.x.shape)  # here: draws in glue
+    return state._replace(x=state.x + noise), metrics
+
+
+def splitting_in_glue(state):
+    state, metrics = agreeing(state)
+    keys = jax.random.split(jax.random.key(state.age), len(state.x))  # here: splits in glue
+    return state._replace(keys=keys), metrics
+
+
+@pytest.mark.parametrize(
+    ("turn", "who", "place"),
+    [
+        (drawing_in_a_stage, "stage `fit_noisily`", "draws in a stage"),
+        (drawing_in_glue, "`uniform`", "draws in glue"),
+        (splitting_in_glue, "`random_split`", "splits in glue"),
+    ],
+)
+def test_a_key_that_replicas_would_share(turn, who, place):
+    def do():
+        return planned(turn, shoal.multi_learner(2))
+
+    words = [f"{who} draws", "one key", "2 replicas of `learner`", line(place), 'per="env"']
+    check_told(CutError, do, *words)
+
+
+@pytest.mark.parametrize("turn", [mixing, drawing_in_glue])
+def test_glue_over_all_environments_is_welcome_where_one_replica_can_do_it(turn):
+    found = shoal.verify(Toy(turn), None, COARSE, envs=8, ticks=3, cluster=TWO_CPUS)
+    assert found.holds, found
+
+
+# Lags
+
+
+@shoal.stage(on_policy=True)  # here: on-policy
+def fit_on_policy(w, xs):
+    return w - 0.1 * jnp.mean(xs), jnp.mean(xs)
+
+
+@shoal.stage(per="env", name="env")
+def answer(x, push):
+    return x + push
+
+
+def on_policy(state):
+    (keys, x), xs = moved(state)
+    w, loss = fit_on_policy(state.w, xs)
+    return State(w, keys, x, state.age + 1), {"loss": loss}
+
+
+def on_policy_behind_a_cut_loop(state):
+    def once(carry, _):
+        keys, push = move(*carry, w=state.w)
+        x = answer(carry[1], push)
+        return (keys, x), 2 * x
+
+    (keys, x), xs = lax.scan(once, (state.keys, state.x), length=3)
+    w, loss = fit_on_policy(state.w, xs)
+    return State(w, keys, x, state.age + 1), {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("turn", "distribution"),
+    [(on_policy, LAGGED), (on_policy_behind_a_cut_loop, shoal.decoupled(2, 1, 1, lag=1))],
+)
+def test_a_lag_into_an_on_policy_stage(turn, distribution):
+    words = ["stage `fit_on_policy` is on-policy", "lagged `w`", line("on-policy"), "lag=0"]
+    check_told(CutError, lambda: planned(turn, distribution), *words)
+
+
+def test_no_lag_into_an_on_policy_stage_is_fine_and_so_is_a_lag_into_another():
+    assert planned(on_policy, COARSE)
+    assert planned(on_policy_behind_a_cut_loop, shoal.decoupled(2, 1, 1))
+    assert planned(plain, LAGGED)
+
+
+# Stages where they can't be
+
+
+def in_while(state):
+    def once(carry):
+        keys, x, i = carry
+        return (*move(keys, x, w=state.w), i + 1)
+
+    start = (state.keys, state.x, 0)
+    keys, x, _ = lax.while_loop(lambda carry: carry[2] < 3, once, start)  # here: while
+    return state._replace(keys=keys, x=x), {}
+
+
+def in_cond(state):
+    (keys, x), xs = moved(state)
+    w, _ = lax.cond(state.age > 2, fit, lambda w, xs: (w, w), state.w, xs)  # here: cond
+    return State(w, keys, x, state.age + 1), {}
+
+
+@pytest.mark.parametrize(
+    ("turn", "stage", "kind"), [(in_while, "move", "while"), (in_cond, "fit", "cond")]
+)
+def test_a_stage_inside_a_loop_or_choice_that_cannot_be_cut(turn, stage, kind):
+    words = [f"stage `{stage}` ({line(stage)})", f"inside `lax.{kind}", line(kind), "lax.scan"]
+    check_told(TraceError, lambda: traced(turn), *words)
+
+
+# Rows
+
+
+def uneven(state):
+    move(state.keys, state.x[1:], w=state.w)  # here: uneven
+    return state, {}
+
+
+@shoal.stage(per="env")
+def move_all_rows(x, w):
+    return x + w
+
+
+def shared_by_position(state):
+    move_all_rows(state.x, state.w)  # here: shared
+    return state, {}
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (uneven, [f"stage `move` ({line('move')})", "[(8,), (7,)]", line("uneven")]),
+        (shared_by_position, ["stage `move_all_rows`", "[(8,), ()]", line("shared")]),
+    ],
+)
+def test_a_stage_for_one_environment_that_gets_no_rows(turn, words):
+    check_told(TraceError, lambda: traced(turn), *words, "by keyword", "by position")
+
+
+def test_a_stage_for_something_else():
+    def do():
+        return shoal.stage(per="agent")(plain)  # here: agent
+
+    check_told(TraceError, do, 'per="agent"', line("agent"), "Choose one")
+
+
+# Ticks
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state._replace(x=state.x[:-1]), ["`x` from float32[8] to float32[7]"]),
+        (lambda state: state._replace(age=1.5 * state.age), ["`age` from int32[] to float32[]"]),
+        (lambda state: state._asdict(), ["another structure", "State"]),
+    ],
+    ids=["shape", "dtype", "structure"],
+)
+def test_a_tick_that_changes_what_is_carried(change, words):
+    def do():
+        return shoal.trace(Toy(lambda state: (change(state), {})), envs=8)
+
+    check_told(TraceError, do, *words, line("tick"), "init")
+
+
+def branching_on_a_number(state):
+    if state.w > 0:  # here: branch
+        return state, {}
+    return plain(state)
+
+
+def branching_on_the_count(state):
+    if len(state.x) > 8:
+        state = state._replace(x=jnp.tanh(state.x))  # here: more work
+    return plain(state)
+
+
+def multiplying_wrongly(state):
+    return state._replace(x=state.x @ jnp.ones((3, 3))), {}  # here: product
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (
+            lambda state: state,
+            ["something else than a state and metrics", line("tick"), "two things"],
+        ),
+        (branching_on_a_number, ["TracerBoolConversionError", line("branch"), "pure JAX"]),
+        (branching_on_the_count, ["16 environments than with 8", line("more work"), "branch"]),
+        (multiplying_wrongly, ["can't be traced with 8", "(8,) and (3,)", line("product")]),
+    ],
+    ids=["pair", "number", "count", "product"],
+)
+def test_a_tick_that_cannot_be_traced(turn, words):
+    check_told(TraceError, lambda: traced(turn), *words)
+
+
+@dataclass(frozen=True)
+class Broken:
+    def init(self, key, env, envs):
+        return env.reset(key)  # here: reset
+
+
+def test_an_algorithm_without_a_tick_or_with_an_init_that_fails():
+    check_told(
+        TraceError, lambda: shoal.trace(Broken(), envs=8), "Broken has no method `tick`", "init("
+    )
+
+    class Started(Broken):
+        tick = Toy.tick
+
+    words = ["init can't be traced", "'NoneType' object has no attribute 'reset'", line("reset")]
+    check_told(TraceError, lambda: shoal.trace(Started(), envs=8), *words)
