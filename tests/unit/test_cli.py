@@ -1,0 +1,311 @@
+"""The `shoal` command as real processes: run folders, pictures, own files, errors, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from shoal.cli.main import main
+
+COMMAND = [sys.executable, "-m", "shoal.cli.entry"]
+TINY = ["--set", "steps=8", "--set", "minibatches=2", "--envs", "4"]
+
+MINE = """
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import shoal
+
+
+class State(NamedTuple):
+    w: jax.Array
+    x: jax.Array
+
+
+@shoal.stage(per="env", name="env")
+def move(x, *, w):
+    return x + 0.1 * w
+
+
+@shoal.stage
+def fit(w, x, *, rate):
+    return w - rate * jnp.mean(x)
+
+
+@dataclass(frozen=True)
+class Mine:
+    rate: float = 0.1
+    grows: bool = False
+
+    def init(self, key, env, envs):
+        return State(jnp.float32(env.first), 0.1 * jnp.arange(envs))
+
+    def tick(self, env, state):
+        x = move(state.x, w=state.w)
+        w = fit(state.w, x, rate=self.rate)
+        return State(w[None] if self.grows else w, x), {"level": jnp.mean(x)}
+
+
+class World:
+    name = "my world"
+    first = 1.0
+
+
+def my_policy(lag=0):
+    fragments = shoal.Fragment("mover", ("env",), 2), shoal.Fragment("fitter", ("fit",))
+    return shoal.DistributionPolicy(
+        "my_policy", fragments, (shoal.Wire("fitter", "mover", shoal.Lockstep(lag)),)
+    )
+
+
+@dataclass(frozen=True)
+class Deaf(Mine):
+    def init(self, key, env, envs):
+        while Path("runs").exists():
+            try:
+                Path("deaf").touch()
+                Event().wait()
+            except KeyboardInterrupt:
+                pass
+        return super().init(key, env, envs)
+
+
+class Unsaid:
+    def __init__(self):
+        assert False
+"""
+OWN = ["mine.py:Mine", "mine.py:World", "--envs", "4"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    return tmp_path
+
+
+def shoal(folder, *words):
+    done = subprocess.run(
+        [*COMMAND, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=100
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def read(folder, name):
+    """A run's summary, and the rows of its metrics."""
+    summary = json.loads((folder / "runs" / name / "summary.json").read_text())
+    rows = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return summary, [json.loads(row) for row in rows]
+
+
+# Training
+
+
+def test_training_prints_the_plan_and_leaves_a_folder_that_says_how_it_went(tmp_path):
+    pytest.importorskip("gymnax")
+    code, out, err = shoal(tmp_path, "train", "ppo", "CartPole-v1", *TINY, "--ticks", "3")
+    assert code == 0, err
+    assert out.startswith("fused: PPO on gymnax:CartPole-v1, 4 environments")
+    assert "Results are in runs/ppo-gymnax-CartPole-v1-1/" in out
+    summary, rows = read(tmp_path, "ppo-gymnax-CartPole-v1-1")
+    said = {"algorithm": "ppo", "env": "gymnax:CartPole-v1", "distribution_policy": "fused"}
+    said |= {"backend": "threads", "seed": 0, "ticks": 3, "env_steps": 96, "status": "done"}
+    assert {name: summary[name] for name in said} == said
+    assert summary["seconds"] >= summary["compile_seconds"] > 0
+    assert summary["env_steps_per_second"] > 0
+    assert "return_mean" in summary
+    assert [(row["tick"], row["env_steps"]) for row in rows] == [(0, 32), (1, 64), (2, 96)]
+    assert all(np.isfinite(row["loss"]) for row in rows)
+
+
+def test_ones_own_files_train_and_every_run_has_its_own_folder(folder):
+    how = ["--distribute", "mine.py:my_policy", "--lag", "1", "--backend", "inline", "--ticks", "3"]
+    for number in (1, 2):
+        code, out, err = shoal(folder, "train", *OWN, *how, "--set", "rate=0.2", "--seed", "7")
+        assert code == 0, err
+        assert f"Results are in runs/mine-my world-{number}/" in out
+        assert "lag 1" in out
+    (first, rows), (second, _) = (read(folder, f"mine-my world-{n}") for n in (1, 2))
+    said = {"algorithm": "mine", "env": "my world", "distribution_policy": "my_policy"}
+    said |= {"backend": "inline", "seed": 7, "ticks": 3, "env_steps": 12}
+    assert {name: first[name] for name in said} == said == {name: second[name] for name in said}
+    assert [row["tick"] for row in rows] == [0, 1, 2]
+    w = float(np.load(folder / "runs" / "mine-my world-1" / "state.npz")["w"])
+    assert w == pytest.approx(lagged_by_hand(rate=0.2, ticks=3), abs=1e-6)
+
+
+def lagged_by_hand(rate, ticks):
+    """What `mine.py` computes with a lag of one tick."""
+    w, seen, x = 1.0, 1.0, 0.1 * np.arange(4)
+    for _ in range(ticks):
+        x = x + 0.1 * seen
+        w, seen = w - rate * x.mean(), w
+    return w
+
+
+def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(folder):
+    words = ["train", *OWN, "--ticks", "2", "--name", "first"]
+    assert shoal(folder, *words)[0] == 0
+    before = (folder / "runs" / "first" / "summary.json").read_text()
+    code, _, err = shoal(folder, *words)
+    assert code == 1
+    assert "runs/first already holds a run" in err
+    assert "another name" in err
+    assert (folder / "runs" / "first" / "summary.json").read_text() == before
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("command", ["graph", "plan"])
+def test_graphs_and_plans_are_shown_as_text_data_and_page(folder, command):
+    how = ["--distribute", "mine.py:my_policy"] if command == "plan" else []
+    code, text, err = shoal(folder, command, *OWN, *how)
+    assert code == 0, err
+    shown = ["fit", "env"] + (["mover", "fitter", "gather of 2"] if how else ["level"])
+    assert [word for word in shown if word not in text] == []
+    for ending in (".txt", ".json", ".html"):
+        out = folder / f"picture{ending}"
+        code, said, err = shoal(folder, command, *OWN, *how, "--out", out.name)
+        assert (code, said) == (0, f"Written to picture{ending}\n"), err
+    assert (folder / "picture.txt").read_text() == text
+    data = json.loads((folder / "picture.json").read_text())
+    names = [f["name"] for f in data["fragments"]] if how else [n["name"] for n in data["nodes"]]
+    assert set(names) >= ({"mover", "fitter"} if how else {"env", "fit"})
+    page = (folder / "picture.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "mine.py:" in page
+
+
+def test_verify_says_whether_the_numbers_are_the_same(folder):
+    code, out, err = shoal(folder, "verify", *OWN, "--distribute", "mine.py:my_policy")
+    assert code == 0, err
+    assert out.startswith("my_policy on threads, 3 ticks, against the fused program: the same numb")
+    assert "largest difference" in out
+
+
+# Errors
+
+
+def test_an_error_is_told_in_two_lines_and_with_a_traceback_only_for_debugging(folder):
+    words = ["train", *OWN, "--set", "grows=True"]
+    code, out, err = shoal(folder, *words)
+    assert (code, out) == (1, "")
+    place = 1 + MINE.splitlines().index("    def tick(self, env, state):")
+    first, second = err.splitlines()
+    told = "TraceError: tick changes `w` from float32[] to float32[1]"
+    assert first == f"{told} ({folder.name}/mine.py:{place})"
+    assert "init" in second
+    code, _, debugged = shoal(folder, *words, "--debug")
+    assert code == 1
+    assert "Traceback (most recent call last)" in debugged
+    assert debugged.endswith(err)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "pp", "CartPole-v1"], ["unknown algorithm `pp`", "`ppo`"]),
+        (["train", *OWN, "--set", "rat=1"], ["unknown setting of Mine `rat`", "`rate`"]),
+        (["train", *OWN, "--set", "rate=fast"], ["Mine.rate is a float, not 'fast'"]),
+        (["train", *OWN, "--set", "grows=1"], ["Mine.grows is a bool, not 1"]),
+        (["train", *OWN, "--set", "rate"], ["--set rate", "NAME=VALUE"]),
+        (["train", *OWN, "--backend", "thread"], ["unknown backend `thread`", "`threads`"]),
+        (["train", *OWN, "--ticks", "0"], ["ticks=0", "1 or more"]),
+        (["train", *OWN, "--actors", "2"], ["--actors says nothing without --distribute"]),
+        (["plan", *OWN, "--distribute", "sebula"], ["unknown distribution policy", "`sebulba`"]),
+        (
+            ["plan", *OWN, "--distribute", "central", "--actors", "2"],
+            ["central takes no --actors", "--workers"],
+        ),
+        (
+            ["plan", *OWN, "--distribute", "decoupled", "--env-replicas", "3"],
+            ["4 environments", "3"],
+        ),
+        (
+            ["plan", *OWN, "--distribute", "mine.py:policy"],
+            ["unknown name in mine.py", "my_policy"],
+        ),
+        (["graph", "yours.py:Mine", "mine.py:World"], ["there is no file yours.py"]),
+        (["graph", *OWN, "--out", "graph.pdf"], ["can't write graph.pdf", ".html"]),
+        (["graph", "mine.py:Unsaid", "mine.py:World"], ["AssertionError (", "mine.py:", "--debug"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_with_the_way_out(
+    words, told, folder, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder)
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    assert [word for word in told if word not in err] == [], err
+    assert "Traceback" not in err
+    assert not (folder / "runs").exists()
+
+
+# Ctrl-C
+
+
+def interrupt(folder, words, event):
+    """Send Ctrl-C once `event` is there; the exit status, and what was told after all."""
+    process = subprocess.Popen(
+        [*COMMAND, "train", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0"},
+    )
+    try:
+        while not event():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, out
+
+
+def test_ctrl_c_while_compiling_leaves_a_folder_that_says_so(tmp_path):
+    pytest.importorskip("gymnax")
+    summary = tmp_path / "runs" / "mine" / "summary.json"
+    words = ["ppo", "CartPole-v1", "--name", "mine"]
+    code, out = interrupt(tmp_path, words, summary.exists)
+    assert code == 130, out
+    assert "Traceback" not in out
+    assert json.loads(summary.read_text())["status"] == "interrupted"
+    assert json.loads(summary.read_text())["ticks"] == 0
+
+
+@pytest.mark.parametrize("how", [[], ["--distribute", "mine.py:my_policy"]], ids=["fused", "cut"])
+def test_ctrl_c_while_training_leaves_the_state_after_the_last_whole_tick(folder, how):
+    metrics = folder / "runs" / "mine" / "metrics.jsonl"
+    words = [*OWN, *how, "--name", "mine", "--ticks", "100000000"]
+    code, out = interrupt(folder, words, lambda: metrics.exists() and metrics.stat().st_size)
+    assert code == 130, out
+    assert "Traceback" not in out
+    assert "Results are in runs/mine/" in out
+    summary, rows = read(folder, "mine")
+    assert summary["status"] == "interrupted"
+    assert [row["tick"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= 1
+    assert summary["ticks"] >= 1
+    assert set(np.load(metrics.parent / "state.npz")) == {"w", "x"}
+
+
+def test_ctrl_c_that_ones_own_code_swallows_still_ends_the_run(folder):
+    words = ["mine.py:Deaf", "mine.py:World", "--envs", "4", "--name", "mine"]
+    code, out = interrupt(folder, words, (folder / "deaf").exists)
+    assert code == 130, out
+    summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
