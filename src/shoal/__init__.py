@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal import algorithms, envs
     from shoal.errors import ShoalError
     from shoal.planning.cluster import Cluster, Device, Host
     from shoal.planning.policies import (
@@ -78,8 +79,10 @@ __all__ = [
     "Lockstep",
     "ShoalError",
     "Wire",
+    "algorithms",
     "central",
     "decoupled",
+    "envs",
     "fused",
     "gather",
     "host",
@@ -99,6 +102,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("algorithms", "envs"):
+        return import_module(f"shoal.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'shoal' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)
