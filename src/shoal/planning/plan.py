@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.graph.ir import Graph, Loop, Node, loops
+from shoal.graph.ir import Graph, Loop, Node, Value, loops
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
 from shoal.planning.cluster import Cluster, Place, place
@@ -49,11 +49,15 @@ class Plan:
 
     def bytes_of(self, channel: Channel) -> int:
         """Bytes that a channel moves in a tick."""
-        readers = self.endpoints(channel.reader)
         values = [self.graph.values[v] for v in channel.values]
-        return (
-            sum(v.nbytes * (1 if v.axis is not None else readers) for v in values) * channel.times
-        )
+        return sum(v.nbytes * self._copies(channel, v) for v in values) * channel.times
+
+    def _copies(self, channel: Channel, value: Value) -> int:
+        """How often a value crosses: its rows once, else to each reader, or to be agreed on."""
+        if value.axis is not None:
+            return 1
+        writers = self.distribution.fragment(channel.writer).replicas
+        return writers if value.part and writers > 1 else self.endpoints(channel.reader)
 
     def __str__(self) -> str:
         return plan_text(self)
