@@ -5,8 +5,8 @@ several times (a loop in a loop); what it learns with is policy gradient with mo
 baseline of a tick ago.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +17,10 @@ import shoal
 SEEN, MIND, NOISE = 3, 4, 0.3
 
 
-class Params(NamedTuple):
-    see: jax.Array
-    recall: jax.Array
-    move: jax.Array
-    judge: jax.Array
-
-
-class World(NamedTuple):
-    place: jax.Array
-    speed: jax.Array
-    age: jax.Array
-
-
-class State(NamedTuple):
-    """What is carried; `before` holds the parameters of a tick ago, and nothing changes `goals`."""
-
-    params: Params
-    before: Params
-    momentum: Params
-    keys: jax.Array
-    minds: jax.Array
-    worlds: World
-    goals: jax.Array
+Params = namedtuple("Params", ["see", "recall", "move", "judge"])
+World = namedtuple("World", ["place", "speed", "age"])
+# `before` holds the parameters of a tick ago, and nothing changes `goals`.
+State = namedtuple("State", ["params", "before", "momentum", "keys", "minds", "worlds", "goals"])
 
 
 @shoal.stage(per="env")
@@ -110,8 +91,7 @@ class Chase:
         return State(params, nothing, nothing, keys, jnp.zeros((envs, MIND)), worlds, goals)
 
     def tick(self, env, state):
-        told, worlds, (keys, minds) = self.live(state, state.params)
-        return self.learn(state, told, worlds, keys, minds)
+        return self.learn(state, *self.live(state, state.params))
 
     def live(self, state, params):
         def once(creature, seen):
@@ -129,7 +109,7 @@ class Chase:
         mind, push, reward = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), told)
         return (mind, push, jnp.cumsum(reward[::-1], axis=0)[::-1]), worlds, creature
 
-    def learn(self, state, told, worlds, keys, minds):
+    def learn(self, state, told, worlds, creature):
         (params, momentum), slopes = improve(state.params, state.before, state.momentum, told)
-        after = State(params, state.params, momentum, keys, minds, worlds, state.goals)
+        after = State(params, state.params, momentum, *creature, worlds, state.goals)
         return after, {"slopes": slopes, "worth": jnp.mean(told[2], axis=0)}

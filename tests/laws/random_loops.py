@@ -116,7 +116,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Again:
-    """A scan: carried values as (outer, inner, next inner, final), sliced and stacked ones as pairs."""
+    """A scan: carried values as (outer, inner, next inner, final), the others as pairs."""
 
     carries: tuple[tuple[str, str, str, str], ...]
     slices: tuple[tuple[str, str], ...]
@@ -155,25 +155,28 @@ class RandomLoop:
                 self.again(item, known)
                 continue
             made = self.stages[item.op, item.name](*(known[r] for r in item.reads))
-            known.update(zip(item.writes, made if isinstance(made, tuple) else (made,)))
+            name(known, item.writes, made if isinstance(made, tuple) else (made,))
 
     def again(self, item, known):
+        outer, inner, after, final = zip(*item.carries, strict=True)
+
         def turn(carry, xs):
             inside = dict(known)
-            inside.update(zip((inner for _, inner, _, _ in item.carries), carry))
-            inside.update(zip((inner for _, inner in item.slices), xs))
+            name(inside, [*inner, *(n for _, n in item.slices)], [*carry, *xs])
             self.run(item.body, inside)
-            return [inside[c[2]] for c in item.carries], [inside[s] for s, _ in item.stacks]
+            return [inside[n] for n in after], [inside[n] for n, _ in item.stacks]
 
-        first = [known[c[0]] for c in item.carries]
-        xs = [known[outer] for outer, _ in item.slices]
-        final, ys = lax.scan(turn, first, xs, LENGTH, item.reverse)
-        known.update(zip((c[3] for c in item.carries), final))
-        known.update(zip((outer for _, outer in item.stacks), ys))
+        first, xs = [known[n] for n in outer], [known[n] for n, _ in item.slices]
+        last, ys = lax.scan(turn, first, xs, LENGTH, item.reverse)
+        name(known, [*final, *(n for _, n in item.stacks)], [*last, *ys])
 
     @cached_property
     def stages(self):
         return {(u.op, u.name): marked(u) for u in uses(self.body)}
+
+
+def name(known, names, values):
+    known.update(zip(names, values, strict=True))
 
 
 def marked(use):
@@ -195,6 +198,8 @@ def uses(body):
         yield from uses(item.body) if isinstance(item, Again) else [item]
 
 
+STAGES = [name for name, op in OPS.items() if op.per != "glue"]
+GLUE = [name for name, op in OPS.items() if op.per == "glue"]
 CARRIED = {"a": "row", "b": "row", "keys": "keys", "v": "whole", "w": "whole", "key": "key"}
 STACKED = {"row": "roll", "whole": "trail"}
 SLICED = {"roll": "row", "trail": "whole"}
@@ -221,10 +226,10 @@ class Author:
 
     def loop(self):
         known, body = list(CARRIED), []
-        for _ in range(self.draw(st.integers(4, 9))):
+        for _ in range(self.draw(st.integers(2, 8))):
             body += self.item(known, depth=0)
-        if not self.staged:
-            body += self.use(known, ["push"])
+        while self.staged < 3:
+            body += self.use(known, STAGES)
         carry = tuple((n, self.one_of(known, kind)) for n, kind in CARRIED.items())
         shown = tuple(self.one_of(known, kind) for kind in ("row", "whole"))
         return RandomLoop(tuple(body), carry, tuple(dict.fromkeys(shown)))
@@ -233,7 +238,7 @@ class Author:
         if depth < 2 and self.staged < 5 and self.draw(st.integers(0, 3)) == 0:
             return self.again(known, depth)
         stage = self.staged < 6 and self.draw(st.booleans())
-        return self.use(known, [n for n, op in OPS.items() if (op.per != "glue") == stage])
+        return self.use(known, STAGES if stage else GLUE)
 
     def use(self, known, among):
         name = self.draw(st.sampled_from([n for n in among if self.fits(known, OPS[n])]))
@@ -292,17 +297,18 @@ def loops(draw):
 @st.composite
 def cuts(draw, loop):
     """A way to divide a loop's stages over one to three fragments."""
-    names = [u.name for u in uses(loop.body) if u.name]
-    nested = [f"{u.name}/apply" for u in uses(loop.body) if u.op == "fit" and draw(st.booleans())]
-    count = draw(st.integers(1, 3))
-    homes = {n: draw(st.integers(0, count - 1)) for n in [*names, *nested]}
-    fragments = tuple(
-        shoal.Fragment(f"f{i}", held, draw(st.sampled_from([1, 2])))
-        for i in range(count)
-        if (held := tuple(n for n, home in homes.items() if home == i))
-    )
-    pairs = [(x.name, y.name) for x in fragments for y in fragments if x is not y]
-    lagged = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    lags = draw(st.sampled_from([0, 1, 1]))
-    wires = tuple(shoal.Wire(*pair, shoal.Lockstep(lags)) for pair in lagged)
-    return shoal.DistributionPolicy("drawn", fragments, wires)
+    stages = {u.name: OPS[u.op] for u in uses(loop.body) if u.name}
+    stages |= {f"{n}/apply": op for n, op in stages.items() if op.function is fit}
+    named = [n for n in stages if "/" not in n or draw(st.booleans())]
+    count = draw(st.sampled_from([3, 2, 1]))
+    homes = {n: draw(st.sampled_from([*range(count)])) for n in named}
+    fragments = []
+    for i in range(count):
+        held = tuple(n for n, home in homes.items() if home == i)
+        mixed = any(stages[n].rows == "mixed" for n in held)
+        replicas = draw(st.sampled_from([1, 1, 1, 2] if mixed else [2, 1]))
+        fragments += [shoal.Fragment(f"f{i}", held, replicas)] if held else []
+    lag = shoal.Lockstep(draw(st.sampled_from([0, 0, 1, 2])))
+    names = [f.name for f in fragments]
+    wires = tuple(shoal.Wire(x, y, lag) for x in names for y in names if x != y)
+    return shoal.DistributionPolicy("drawn", tuple(fragments), wires)

@@ -1,26 +1,22 @@
 """Whatever the cut, the replicas, the lag and the backend: the fused program's numbers."""
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import shoal
+from laws.cases import CHASE, FOUR, ONE, PPO, graph_of, no_gymnax, start_of
+from laws.outside_loop import Chase
 from shoal.runtime.reference import run_reference
-from shoal.runtime.verify import difference
+from shoal.runtime.verify import difference, verify_plan
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-TICKS, ENVS, TOLERANCE = 10, 8, 1e-5
-ONE = shoal.Cluster((shoal.Host("host0", 2, (shoal.Device("cpu", 0),)),))
-FOUR = shoal.Cluster((shoal.Host("host0", 2, tuple(shoal.Device("cpu", i) for i in range(4))),))
+TICKS, TOLERANCE = 10, 1e-5
 
 
-def own_policy(lag: int = 0) -> shoal.DistributionPolicy:
-    """Learning alone on one device; everything a row at a time in two replicas."""
+def own_policy(lag=0):
+    """What a user may write: a pool of worlds, a pool of minds, and two learners that agree."""
     return shoal.DistributionPolicy(
         "own",
         (
@@ -47,33 +43,28 @@ POLICIES = {
     "sebulba(2,2)": shoal.sebulba(2, 2, lag=0),
     "own": own_policy(),
 }
+# With fewer devices than replicas, those that agree share a device, batched into one program.
+AGREEING = ["fused(2)", "fused(4)", "central(2)", "decoupled(2,2,2)", "sebulba(2,2)", "own"]
 LAGGED = {
-    "coarse(2, lag=1)": shoal.single_learner_coarse(2, lag=1),
-    "coarse(1, lag=2)": shoal.single_learner_coarse(1, lag=2),
-    "sebulba(2,2, lag=1)": shoal.sebulba(2, 2, lag=1),
-    "decoupled(2,1,1, lag=1)": shoal.decoupled(2, 1, 1, lag=1),
-    "own(lag=1)": own_policy(lag=1),
+    ("coarse(2)", 1): shoal.single_learner_coarse(2, lag=1),
+    ("coarse(1)", 2): shoal.single_learner_coarse(1, lag=2),
+    ("sebulba(2,2)", 1): shoal.sebulba(2, 2, lag=1),
+    ("decoupled(2,1,1)", 1): shoal.decoupled(2, 1, 1, lag=1),
+    ("decoupled(2,2,2)", 2): shoal.decoupled(2, 2, 2, lag=2),
+    ("own", 1): own_policy(lag=1),
 }
+LOOPS = pytest.mark.parametrize("loop", [CHASE, PPO])
 
 
-@cache
-def graph_of(loop):
-    if loop == "chase":
-        from outside_loop import Chase
-
-        return shoal.trace(Chase(), envs=ENVS)
-    pytest.importorskip("gymnax")
-    from shoal.algorithms import PPO
-    from shoal.envs import make
-
-    settings = {"learning_rate": 3e-3, "normalise_observations": True}
-    small = PPO(steps=8, epochs=2, minibatches=2, hidden=(8,), **settings)
-    return shoal.trace(small, make("CartPole-v1"), envs=ENVS)
+def state_after(plan, backend, loop):
+    result = shoal.run(plan, backend, ticks=TICKS, state=start_of(loop))
+    assert result.ticks == TICKS
+    return result.values
 
 
 @cache
 def fused(loop):
-    return shoal.run(shoal.plan(graph_of(loop), shoal.fused(), ONE), ticks=TICKS).values
+    return state_after(shoal.plan(graph_of(loop), shoal.fused(), ONE), "inline", loop)
 
 
 def largest(got, wanted):
@@ -81,45 +72,69 @@ def largest(got, wanted):
     return max(difference(got[name], wanted[name]) for name in wanted)
 
 
-LOOPS = pytest.mark.parametrize("loop", ["chase", "ppo"])
-BACKENDS = pytest.mark.parametrize("backend", ["inline", "threads"])
+def named(loop, state):
+    return dict(zip(graph_of(loop).inputs, jax.tree.leaves(state), strict=True))
 
 
 @LOOPS
-@BACKENDS
-@pytest.mark.parametrize("cluster", [ONE, FOUR], ids=["one device", "four devices"])
+def test_the_fused_program_is_the_loop(loop):
+    origin = graph_of(loop).origin
+
+    @jax.jit
+    def ticks(state):
+        tick = lambda state, _: (origin.algorithm.tick(origin.env, state)[0], None)  # noqa: E731
+        return jax.lax.scan(tick, state, length=TICKS)[0]
+
+    assert largest(fused(loop), named(loop, ticks(start_of(loop)))) < TOLERANCE
+
+
+@LOOPS
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_cut_gives_the_fused_numbers(loop, backend, cluster, name):
-    plan = shoal.plan(graph_of(loop), POLICIES[name], cluster)
-    got = shoal.run(plan, backend, ticks=TICKS)
-    assert got.ticks == TICKS
-    assert largest(got.values, fused(loop)) < TOLERANCE
+def test_every_cut_gives_the_fused_numbers(loop, name):
+    plan = shoal.plan(graph_of(loop), POLICIES[name], FOUR)
+    inline = state_after(plan, "inline", loop)
+    assert largest(inline, fused(loop)) < TOLERANCE
+    assert largest(state_after(plan, "threads", loop), inline) == 0
 
 
 @LOOPS
-@BACKENDS
-@pytest.mark.parametrize("name", LAGGED)
-def test_a_lag_is_a_delay_of_the_fused_program(loop, backend, name):
-    graph = graph_of(loop)
-    plan = shoal.plan(graph, LAGGED[name], FOUR)
-    got = shoal.run(plan, backend, ticks=TICKS).values
-    start = dict(zip(graph.inputs, jax.tree.leaves(graph.origin.start(0, ENVS)), strict=True))
-    assert largest(got, run_reference(plan, start, TICKS)) < TOLERANCE
-    assert largest(got, fused(loop)) > 10 * TOLERANCE  # a lag does make a difference
+@pytest.mark.parametrize("name", AGREEING)
+def test_replicas_that_share_a_device_give_the_fused_numbers(loop, name):
+    plan = shoal.plan(graph_of(loop), POLICIES[name], ONE)
+    assert largest(state_after(plan, "inline", loop), fused(loop)) < TOLERANCE
 
 
-@LOOPS
-def test_the_delayed_reference_of_no_delay_is_the_fused_program(loop):
-    graph = graph_of(loop)
-    plan = shoal.plan(graph, shoal.decoupled(2, 1, 1), ONE)
-    start = dict(zip(graph.inputs, jax.tree.leaves(graph.origin.start(0, ENVS)), strict=True))
-    assert largest(run_reference(plan, start, TICKS), fused(loop)) < TOLERANCE
+@pytest.mark.parametrize(
+    ("loop", "name", "lag"),
+    [pytest.param("chase", *key) for key in LAGGED]
+    + [pytest.param("ppo", *key, marks=no_gymnax) for key in [*LAGGED][:1] + [*LAGGED][-2:-1]],
+)
+def test_a_lag_is_a_delay_of_the_fused_program(loop, name, lag):
+    plan = shoal.plan(graph_of(loop), LAGGED[name, lag], FOUR)
+    inline = state_after(plan, "inline", loop)
+    wanted = run_reference(plan, named(loop, start_of(loop)), TICKS)
+    assert largest(inline, wanted) < TOLERANCE
+    assert largest(inline, fused(loop)) > 100 * TOLERANCE  # a lag does make a difference
+    assert largest(state_after(plan, "threads", loop), inline) == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_the_delayed_reference_is_the_loop_with_a_delay_written_by_hand(lag):
+    chase, state = Chase(), start_of("chase")
+    past = [state.params] * lag
+    tick = jax.jit(lambda state, params: chase.learn(state, *chase.live(state, params))[0])
+    for _ in range(TICKS):
+        past.append(state.params)
+        state = tick(state, past.pop(0))
+    plan = shoal.plan(graph_of("chase"), shoal.decoupled(2, 1, 1, lag=lag), ONE)
+    got = run_reference(plan, named("chase", start_of("chase")), TICKS)
+    assert largest(got, named("chase", state)) < TOLERANCE
 
 
 @LOOPS
 def test_the_same_seed_gives_the_same_state_with_1_2_and_4_replicas(loop):
     plans = [shoal.plan(graph_of(loop), shoal.single_learner_coarse(n), ONE) for n in (1, 2, 4)]
-    one, two, four = (shoal.run(plan, ticks=TICKS).values for plan in plans)
+    one, two, four = (state_after(plan, "threads", loop) for plan in plans)
     assert largest(two, one) < TOLERANCE
     assert largest(four, one) < TOLERANCE
 
@@ -142,3 +157,10 @@ def test_a_run_goes_on_from_a_state_as_if_it_had_not_stopped():
     half = shoal.run(shoal.plan(graph, shoal.single_learner_coarse(2), ONE), ticks=4)
     whole = shoal.run(shoal.plan(graph, shoal.fused(), ONE), ticks=TICKS - 4, state=half.state)
     assert largest(whole.values, fused("chase")) < TOLERANCE
+
+
+def test_verifying_a_plan_runs_both_and_compares():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), FOUR)
+    found = verify_plan(plan, "threads", ticks=2, state=start_of("chase"))
+    assert found.holds
+    assert 0 <= found.largest < TOLERANCE

@@ -1,34 +1,17 @@
 """Tracing loses nothing: running a graph's nodes in order is running the loop, bit for bit."""
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from jax import lax
 
 import shoal
+from laws.cases import CHASE, CONTINUOUS, PPO, graph_of, start_of
+from laws.random_loops import loops
 from shoal.graph.ir import leaves, nested_stages
 from shoal.runtime.verify import as_numbers
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-
-def chase():
-    from outside_loop import Chase
-
-    return Chase(), None
-
-
-def ppo(name):
-    pytest.importorskip("gymnax")
-    from shoal.algorithms import PPO
-    from shoal.envs import make
-
-    options = {"normalise_observations": True, "normalise_rewards": True, "value_clip": 0.2}
-    return PPO(steps=8, minibatches=2, hidden=(8,), **options), make(name)
 
 
 class Oddities:
@@ -68,19 +51,9 @@ class Oddities:
         return after, {"ys": ys, "same": same.sum(), "seven": jnp.float32(7)}
 
 
-LOOPS = {
-    "chase": chase,
-    "ppo, discrete": lambda: ppo("CartPole-v1"),
-    "ppo, continuous": lambda: ppo("Pendulum-v1"),
-    "oddities": lambda: (Oddities(), None),
-}
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_interpreting_the_trace_is_running_the_loop(name):
-    algorithm, env = LOOPS[name]()
-    graph = shoal.trace(algorithm, env, envs=4)
-    state = graph.origin.start(0, 4)
+def check(graph, state):
+    """One tick of the loop itself, and one of the graph's nodes."""
+    algorithm, env = graph.origin.algorithm, graph.origin.env
     wanted, metrics = jax.jit(lambda s: algorithm.tick(env, s))(state)
     carry, shown = jax.jit(lambda s: shoal.interpret(graph, jax.tree.leaves(s)))(state)
     for got, want in zip(carry, jax.tree.leaves(wanted), strict=True):
@@ -90,9 +63,25 @@ def test_interpreting_the_trace_is_running_the_loop(name):
         np.testing.assert_array_equal(as_numbers(shown[metric]), as_numbers(want))
 
 
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(loops())
+def test_interpreting_the_trace_of_any_loop_is_running_it(loop):
+    graph = shoal.trace(loop, envs=4)
+    check(graph, graph.origin.start(0, 4))
+
+
+@pytest.mark.parametrize("name", [CHASE, PPO, CONTINUOUS])
+def test_interpreting_the_trace_is_running_the_loop(name):
+    check(graph_of(name), start_of(name))
+
+
+def test_odd_carries_and_scans_are_kept():
+    graph = shoal.trace(Oddities(), envs=4)
+    check(graph, graph.origin.start(0, 4))
+
+
 def test_a_graph_names_stages_loops_and_axes():
-    algorithm, env = chase()
-    graph = shoal.trace(algorithm, env, envs=4)
+    graph = graph_of("chase")
     names = [name for name, _ in nested_stages(graph)]
     assert names == ["look", "think", "env", "improve", "improve/grad", "improve/apply"]
     assert graph.values["keys"].axis == 0

@@ -1,0 +1,58 @@
+"""The loops that laws are tried on, traced once, and the clusters that they run on."""
+
+import importlib.util
+from functools import cache
+
+import pytest
+
+import shoal
+from laws.outside_loop import Chase
+
+ENVS = 8
+
+
+def cluster(devices):
+    """A host with that many CPU devices."""
+    return shoal.Cluster((shoal.Host("host0", 2, tuple(map(cpu, range(devices)))),))
+
+
+def cpu(index):
+    return shoal.Device("cpu", index)
+
+
+ONE, FOUR = cluster(1), cluster(4)
+
+
+def chase():
+    return Chase(), None
+
+
+def ppo(env):
+    from shoal.algorithms import PPO
+    from shoal.envs import make
+
+    normal = {"normalise_observations": True, "normalise_rewards": True}
+    small = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}
+    return PPO(**small, **normal, value_clip=0.2), make(env)
+
+
+WRITTEN = {
+    "chase": chase,
+    "ppo": lambda: ppo("CartPole-v1"),
+    "ppo, continuous": lambda: ppo("Pendulum-v1"),
+}
+no_gymnax = pytest.mark.skipif(not importlib.util.find_spec("gymnax"), reason="needs gymnax")
+CHASE, PPO, CONTINUOUS = (
+    pytest.param(name, marks=no_gymnax if name.startswith("ppo") else ()) for name in WRITTEN
+)
+
+
+@cache
+def graph_of(name):
+    algorithm, env = WRITTEN[name]()
+    return shoal.trace(algorithm, env, envs=ENVS)
+
+
+@cache
+def start_of(name):
+    return graph_of(name).origin.start(0, ENVS)
