@@ -15,6 +15,7 @@ from shoal import THE_REST, Fragment, Lockstep, Wire
 from shoal.cli.main import make_parser
 from shoal.cli.options import chosen_distribution, with_settings
 from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
+from shoal.runtime.verify import difference
 from unit.toy_loop import (
     BOTH_TWICE,
     COARSE,
@@ -127,6 +128,16 @@ def test_a_whole_batch_stage_that_is_replicated_without_a_mean(distribution):
     words = ["stage `fit`", "can't run as 2 replicas", line("fit"), "agree on `w`", "shoal.mean"]
     check_told(CutError, lambda: planned(plain, distribution), *words)
     assert planned(agreeing, distribution)
+
+
+@pytest.mark.parametrize("distribution", [shoal.fused(), shoal.single_learner_coarse(1)])
+def test_one_replica_need_not_agree_with_anybody(distribution):
+    start = traced(plain).origin.start(0, 8)
+    result = shoal.run(planned(plain, distribution), ticks=2, state=start)
+    # One jitted call takes only what lies on one device.
+    again, _ = jax.jit(plain)(result.state)
+    wanted, _ = plain(plain(plain(start)[0])[0])
+    assert [difference(a, b) < 1e-6 for a, b in zip(again, wanted, strict=True)] == [True] * 4
 
 
 def mixing(state):
