@@ -89,6 +89,26 @@ def rows_of(x):
     return x.reshape(-1, x.shape[-1])
 
 
+@shoal.stage(per="env")
+def beside(x, *, other):
+    return x + other
+
+
+@shoal.stage(per="env")
+def above_all(x, *, others):
+    return x - others.max(0)
+
+
+@shoal.stage(per="env")
+def summed(x):
+    return x.sum(0)
+
+
+def captured(s):
+    rows = s["x"][0]
+    return shoal.stage(per="env")(lambda x: x - rows.max(0))(rows)
+
+
 APART = {
     "tanh": over(jnp.tanh),
     "plus a number": lambda s: s["x"] + 1,
@@ -154,6 +174,7 @@ APART = {
     "loop to a limit": while_small(lambda s, turn: turn[0] < 3),
     "choice by all": lambda s: lax.cond(s["w"][0, 0] > 0, jnp.sin, jnp.cos, s["x"]),
     "gradient": lambda s: jax.grad(lambda x: jnp.sum(jnp.sin(x) ** 2))(s["x"]),
+    "a stage by row": lambda s: beside(s["x"][0], other=s["w"][0]),
     "checkpointed": lambda s: jax.checkpoint(jnp.sin)(s["x"]),
 }
 
@@ -189,6 +210,10 @@ MIXED = {
     "loop while some are small": while_small(lambda s, turn: jnp.any(turn[1] < 9)),
     "choice by some": lambda s: lax.cond(jnp.any(s["x"] > 0), jnp.sin, jnp.cos, s["x"]),
     "added up at one place": lambda s: jnp.zeros(6).at[s["i"]].add(s["x"][0, :, 0]),
+    "a stage that gets rows by keyword": lambda s: above_all(s["x"][0], others=s["x"][0]),
+    "a stage that gets rows from around it": captured,
+    "a stage by time that sums environments": lambda s: summed(s["x"]),
+    "an average of rows": lambda s: shoal.mean(s["x"]),
     "reduced": lambda s: lax.reduce(s["x"], 0.0, lambda x, y: y, (1,)),
 }
 
@@ -225,6 +250,34 @@ def test_rows_that_stay_apart_are_seen(name, time):
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_that_mix_are_seen(name, time):
     assert traced(MIXED[name], time)[1].part
+
+
+# With one replica these are what they are given; the numbers with several are laws of cuts.
+AGREED = {
+    "mean of an average": lambda s: shoal.mean(s["x"].mean(1)),
+    "all rows": lambda s: shoal.gather(s["x"], axis=1),
+    "all rows, then an operation": lambda s: jax.nn.relu(shoal.gather(s["i"])),
+    "what is made of all rows": lambda s: jnp.tanh(shoal.gather(s["x"], axis=1)).max(1),
+}
+DISAGREED = {
+    "mean of rows": lambda s: shoal.mean(s["x"]),
+    "mean of mixed rows": lambda s: shoal.mean(s["x"] - s["x"].mean(1, keepdims=True)),
+    "all times": lambda s: shoal.gather(s["x"], axis=0),
+    "all weights": lambda s: shoal.gather(s["w"]),
+    "all averages": lambda s: shoal.gather(s["x"].mean(1)),
+}
+
+
+@pytest.mark.parametrize("name", AGREED)
+def test_what_replicas_agree_on_is_the_same_for_all(name):
+    value = traced(AGREED[name], 3)[1]
+    assert value.axis is None
+    assert not value.part
+
+
+@pytest.mark.parametrize("name", DISAGREED)
+def test_replicas_can_not_agree_like_this(name):
+    assert traced(DISAGREED[name], 3)[1].part
 
 
 def chained(names):

@@ -122,6 +122,14 @@ def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> Sho
             "or do it in a stage that isn't replicated.",
             culprit.source,
         )
+    if isinstance(culprit, Stage) and culprit.per == "env":
+        return CutError(
+            f"{_called(culprit)} is per environment, but sees rows of all environments at once, "
+            f"and {replicas} replicas of `{fragment.name}` hold only some of them each",
+            "Pass rows by position, with the environments as their first axis; by keyword only "
+            "what all environments share.",
+            culprit.source,
+        )
     if site.host or all(home.replicas == 1 for home in homes):
         return CutError(
             f"{_called(site)} sees the whole batch, so what it makes can't be divided over "

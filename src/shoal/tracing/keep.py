@@ -94,12 +94,15 @@ def _by_kind(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> 
 def _plain(narrow: Any, wide: Any, ins: Sequence[State]) -> list[State]:
     """The states of what an equation without a jaxpr inside writes."""
     kind, outs = narrow.primitive.name, len(narrow.outvars)
-    if narrow.primitive in (mean_p, gather_p):
-        return [SAME] * outs
+    moved = [_moved(n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)]
+    if narrow.primitive is mean_p:
+        return [PART if axes else SAME for axes in moved]
+    if narrow.primitive is gather_p:
+        return [SAME if ins[0] == narrow.params["axis"] else PART]
     if all(s == SAME for s in ins):
-        return [
-            _spread(kind, n.aval, w.aval) for n, w in zip(narrow.outvars, wide.outvars, strict=True)
-        ]
+        given = [_moved(n.aval, w.aval) for n, w in zip(narrow.invars, wide.invars, strict=True)]
+        gathered = kind in _ELEMENTWISE and moved[0] in given
+        return [SAME if gathered else _spread(kind, axes) for axes in moved]
     if kind in _ELEMENTWISE:
         return [_meet(ins)] * outs
     rule = _RULES.get(kind)
@@ -174,9 +177,8 @@ def _meet(ins: Sequence[State]) -> State:
     return rows.pop() if len(rows) == 1 else SAME if not rows else PART
 
 
-def _spread(kind: str, narrow: Any, wide: Any) -> State:
+def _spread(kind: str, moved: list[int]) -> State:
     """What comes of equal inputs: equal outputs, or one number repeated for every environment."""
-    moved = _moved(narrow, wide)
     if not moved:
         return SAME
     return moved[0] if kind in ("broadcast_in_dim", "empty") and len(moved) == 1 else PART

@@ -16,7 +16,18 @@ from typing import Any
 from shoal.errors import TraceError
 from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage, Value, leaves
 from shoal.tracing.jaxprs import Fixed, Ref, place_of
-from shoal.tracing.keep import PART, SAME, State, flow, inside, join, outside, same_number
+from shoal.tracing.keep import (
+    PART,
+    SAME,
+    Rowless,
+    State,
+    flow,
+    inside,
+    join,
+    outside,
+    same_number,
+)
+from shoal.tracing.stage import are_rows
 
 _MOST_TURNS = 16
 
@@ -86,7 +97,7 @@ class Walk:
         """Walk over one node without nodes inside."""
         seen = [self.state(a, b) for a, b in zip(node.code.args, wide.code.args, strict=True)]
         if isinstance(node, Stage) and node.per == "env":
-            states: list[State] = [PART if PART in seen else 0 for _ in node.code.outs]
+            states: list[State] = [_by_rows(node, seen)] * len(node.code.outs)
         elif isinstance(node, Stage) and node.host:
             states = [PART for _ in node.code.outs]
         elif node.code.equation is None:
@@ -100,9 +111,7 @@ class Walk:
         cause = next((self.causes[a] for a in spoilt if a in self.causes), node.name)
         for out, state in zip(node.code.outs, states, strict=True):
             if out is not None:
-                known = (
-                    state == PART or self.by_shape(out) in (state, SAME) or isinstance(node, Agree)
-                )
+                known = isinstance(state, Rowless) or self.by_shape(out) == state
                 self.enter(out, state if known else PART, cause)
 
     def loop(self, loop: Loop, wide: Loop) -> None:
@@ -149,6 +158,15 @@ class Walk:
                 return replace(node, draws=self.draws.get(node.name, ""))
             case Agree():
                 return node
+
+
+def _by_rows(node: Any, seen: list[State]) -> State:
+    """What a stage per environment makes: rows, if rows are all it gets of the environments."""
+    if all(s == SAME for s in seen):
+        return SAME
+    rows = are_rows(node.code.label, len(seen))
+    apart = all(s == (0 if is_row else SAME) for s, is_row in zip(seen, rows, strict=True))
+    return 0 if apart else PART
 
 
 def axis_of(narrow: tuple[int, ...], wide: tuple[int, ...], envs: int) -> State:

@@ -33,7 +33,8 @@ class Mark:
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[str, tuple[str, ...]] = {}
 _per_env: ContextVar[str] = ContextVar("per_env", default="")
-_LABEL = re.compile(r"^(?P<name>.+)@(?P<index>\d+)$")
+# A stage's name and number; in a traced call, then how many leaves are rows and how many shared.
+_LABEL = re.compile(r"^(?P<stage>.+@(?P<index>\d+))(:(?P<rows>\d+):(?P<shared>\d+))?$")
 
 
 def mark_of(label: str) -> Mark | None:
@@ -44,7 +45,20 @@ def mark_of(label: str) -> Mark | None:
 
 def output_names(label: str) -> tuple[str, ...]:
     """The names of the leaves that the stage behind `label` returned when last traced."""
-    return _OUTPUTS.get(label, ())
+    found = _LABEL.match(label)
+    return _OUTPUTS.get(found["stage"], ()) if found else ()
+
+
+def are_rows(label: str, args: int) -> list[bool]:
+    """Which of a traced call's arguments are rows: those passed by position.
+
+    What the function reads from around itself comes first, what is passed by keyword last.
+    """
+    found = _LABEL.match(label)
+    assert found
+    rows, shared = int(found["rows"]), int(found["shared"])
+    first = args - rows - shared
+    return [first <= i < first + rows for i in range(args)]
 
 
 @overload
@@ -150,23 +164,26 @@ class Stage:
             _OUTPUTS[label] = tuple(path_name(path) for path in paths)
             return out
 
-        named.__name__ = named.__qualname__ = label
         # Gathered shapes depend on the number of replicas, which JAX's own trace cache can't see.
-        self._jitted = functools.lru_cache(lambda replicas: jax.jit(_alias(named)))
+        self._jitted = functools.lru_cache(
+            lambda replicas, rows, shared: jax.jit(_alias(named, f"{label}:{rows}:{shared}"))
+        )
 
     def __call__(self, *args: Any, **shared: Any) -> Any:
         """What the function returns; `args` are rows where it is per environment."""
-        return self._jitted(traced_replicas())(*args, **shared)
+        counts = [len(jax.tree.leaves(tree)) for tree in (args, shared)]
+        return self._jitted(traced_replicas(), *counts)(*args, **shared)
 
     def __get__(self, instance: object, owner: type | None = None) -> Stage:
         return self if instance is None else _bind(self, instance)
 
 
-def _alias(function: Callable[..., Any]) -> Callable[..., Any]:
+def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def alias(*args: Any, **shared: Any) -> Any:
         return function(*args, **shared)
 
+    alias.__name__ = alias.__qualname__ = name
     return alias
 
 
