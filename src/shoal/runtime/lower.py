@@ -41,6 +41,10 @@ class Lowering:
     plan: Plan
     fragment: str
 
+    def __post_init__(self) -> None:
+        # Traced here and now: inside a program over several devices a trace would keep its mesh.
+        assert self.nodes.keys() == self.plan.sites.nodes.keys()
+
     @cached_property
     def replicas(self) -> int:
         """Replicas of the fragment."""
