@@ -25,7 +25,7 @@ from shoal.tracing.interpret import run_code
 from shoal.tracing.jaxprs import Fixed, bind
 
 # Threads inside one small matrix product cost more than they give; independent operations still
-# run side by side. 1.2 to 1.6 times the speed with 64-wide layers (benchmarks/README.md).
+# run side by side (benchmarks/README.md).
 CPU_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 LANES, DEVICES = "lanes", "devices"
 PART: Literal["part"] = "part"
