@@ -1,10 +1,12 @@
 """Who may go on: nothing is taken before it is put, nothing overflows, and being stuck is told."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.runtime.channels import pieces
 from shoal.runtime.fire import Did, Ended, Fire, Gate, State, Stuck, Wants, on_event
+
+LAW = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 @st.composite
@@ -50,6 +52,7 @@ def carry_out(gate, ticks, ends, random):
     assert not any(left.values())
 
 
+@LAW
 @given(meetings())
 def test_every_message_is_put_before_it_is_taken_and_none_overflows(meeting):
     gate, *_ = meeting
@@ -59,6 +62,52 @@ def test_every_message_is_put_before_it_is_taken_and_none_overflows(meeting):
             for writer in sources:
                 put = state.puts.get(("c", writer), 0) + gate.lag
                 assert 0 <= put - taken <= gate.capacity
+
+
+@st.composite
+def nets(draw):
+    """Fragments with gates between them, each with its own order of moves, which may well block."""
+    ends = {name: draw(st.integers(1, 2)) for name in "abc"}
+    gates, moves = {}, {name: [] for name in ends}
+    for name in range(draw(st.integers(1, 4))):
+        writer, reader = draw(st.permutations(sorted(ends)))[:2]
+        some = st.lists(st.integers(0, ends[writer] - 1), min_size=1, unique=True).map(sorted)
+        sources = tuple(tuple(draw(some)) for _ in range(ends[reader]))
+        lag = draw(st.integers(0, 1))
+        gates[f"g{name}"] = Gate(f"g{name}", writer, reader, sources, lag, lag + 1)
+        moves[writer].insert(draw(st.integers(0, len(moves[writer]))), (f"g{name}", False))
+        moves[reader].insert(draw(st.integers(0, len(moves[reader]))), (f"g{name}", True))
+    ticks = draw(st.integers(1, 3))
+    return gates, {(n, i): moves[n] * ticks for n, count in ends.items() for i in range(count)}
+
+
+@LAW
+@given(nets(), st.randoms(use_true_random=False))
+def test_stuck_is_said_exactly_when_all_who_have_not_ended_wait(net, random):
+    gates, left = net
+    state = State(gates, frozenset(left))
+    free, fired, waiting, stuck = set(left), set(), set(), False
+    while free or fired:
+        replica = random.choice(sorted(free | fired))
+        if replica in fired:
+            fired.discard(replica)
+            free.add(replica)
+            event, left = Did(replica, *left[replica][0]), left | {replica: left[replica][1:]}
+        else:
+            free.discard(replica)
+            event = Wants(replica, *left[replica][0]) if left[replica] else Ended(replica)
+        waiting |= {replica} if isinstance(event, Wants) else set()
+        state, actions = on_event(state, event)
+        gone = {a.replica for a in actions if isinstance(a, Fire)}
+        assert gone <= waiting, "fired without a wish, or twice for one"
+        assert len(gone) == sum(isinstance(a, Fire) for a in actions)
+        waiting, fired = waiting - gone, fired | gone
+        for action in actions:
+            if isinstance(action, Stuck):
+                assert not free | fired
+                assert len(action.waits) == len(waiting)
+                stuck = True
+    assert stuck == bool(waiting)
 
 
 def test_a_reader_waits_for_its_writer():
@@ -94,6 +143,7 @@ def test_a_writer_that_ends_leaves_its_reader_stuck_not_silent():
     assert isinstance(stuck, Stuck)
 
 
+@LAW
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4))
 def test_pieces_cover_every_row_once_and_in_order(writers, readers, times):
     rows = writers * readers * times
