@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import pickle
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -30,6 +31,24 @@ def calling_place() -> str:
             return short_place(file, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def is_core(file: str) -> bool:
+    """Whether a source file is a library's, or of the part of Shoal that runs others' code."""
+    parts = os.path.relpath(file, _OWN).split(os.sep)
+    return parts[0] in ("tracing", "planning", "runtime", "graph") or "site-packages" in file
+
+
+def user_place(error: BaseException) -> str:
+    """The innermost line of the user's own code that `error` passed through."""
+    found = ""
+    trail = error.__traceback__
+    while trail is not None:
+        file = trail.tb_frame.f_code.co_filename
+        if not file.startswith("<") and not is_core(file):
+            found = short_place(file, trail.tb_lineno)
+        trail = trail.tb_next
+    return found
 
 
 class ShoalError(Exception):
@@ -92,3 +111,27 @@ class MissingExtraError(ShoalError):
         super().__init__(
             f"{what} is not installed", f'Install it with: pip install "shoal[{extra}]"'
         )
+
+
+class RowError(Exception):
+    """What went wrong in one environment of many: `row` is its index, `cause` what was raised."""
+
+    def __init__(self, row: int, what: str, cause: Exception | None = None) -> None:
+        self.row, self.what, self.cause = row, what, cause
+        super().__init__(row, what, cause)
+
+    def __str__(self) -> str:
+        why = f": {type(self.cause).__name__}: {self.cause}" if self.cause else ""
+        return f"environment {self.row} {self.what}{why}"
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, Exception | None]]:
+        return RowError, (self.row, self.what, _sendable(self.cause))
+
+
+def _sendable(cause: Exception | None) -> Exception | None:
+    """`cause` if another process can build it again, else an error that says the same."""
+    try:
+        pickle.loads(pickle.dumps(cause))
+    except Exception:
+        return RuntimeError(f"{type(cause).__name__}: {cause}")
+    return cause

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.envs import Box, Discrete, Environment, Transition, episode_totals, make, registry
-from shoal.envs.spaces import clip
+from shoal.envs.environment import clip
 from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 
 gymnax = pytest.importorskip("gymnax")

@@ -1,27 +1,74 @@
-"""Environments: the protocol, and one adapter a family."""
+"""Environments: the protocol, and one adapter a family.
 
-from shoal.envs.environment import (
-    Environment,
-    EnvState,
-    Simulator,
-    Step,
-    Transition,
-    episode_totals,
-    key_rows,
-)
-from shoal.envs.registry import make
-from shoal.envs.spaces import Box, Discrete, Space
+Names are loaded when first used, so that a process that only steps environments needs no JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.envs.environment import (
+        Environment,
+        EnvState,
+        Simulator,
+        Step,
+        Transition,
+        episode_totals,
+        key_rows,
+    )
+    from shoal.envs.host import HostSimulator, Moves, Vector
+    from shoal.envs.hosted import HostEnvironment, HostState
+    from shoal.envs.registry import make
+    from shoal.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+
+_HOMES = {
+    "Box": "spaces",
+    "Dict": "spaces",
+    "Discrete": "spaces",
+    "EnvState": "environment",
+    "Environment": "environment",
+    "HostEnvironment": "hosted",
+    "HostSimulator": "host",
+    "HostState": "hosted",
+    "Moves": "host",
+    "MultiDiscrete": "spaces",
+    "Simulator": "environment",
+    "Space": "spaces",
+    "Step": "environment",
+    "Transition": "environment",
+    "Vector": "host",
+    "episode_totals": "environment",
+    "key_rows": "environment",
+    "make": "registry",
+}
 
 __all__ = [
     "Box",
+    "Dict",
     "Discrete",
     "EnvState",
     "Environment",
+    "HostEnvironment",
+    "HostSimulator",
+    "HostState",
+    "Moves",
+    "MultiDiscrete",
     "Simulator",
     "Space",
     "Step",
     "Transition",
+    "Vector",
     "episode_totals",
     "key_rows",
     "make",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shoal.envs' has no attribute '{name}'")
+    return getattr(import_module(f"shoal.envs.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,12 +1,12 @@
 """Environments: a family brings a simulator; Shoal adds keys, auto-reset and statistics."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Box, Space, clip
+from shoal.envs.spaces import Action, Box, Discrete, MultiDiscrete, Observation
 from shoal.tracing.stage import stage
 
 Tree = Any  # a pytree of arrays
@@ -29,12 +29,12 @@ class Simulator(Protocol):
     """
 
     @property
-    def observation_space(self) -> Box:
+    def observation_space(self) -> Observation:
         """What the agent sees."""
         ...
 
     @property
-    def action_space(self) -> Space:
+    def action_space(self) -> Action:
         """What the agent may do."""
         ...
 
@@ -82,14 +82,19 @@ class Environment:
     simulator: Simulator
 
     @property
-    def observation_space(self) -> Box:
+    def observation_space(self) -> Observation:
         """What the agent sees."""
         return self.simulator.observation_space
 
     @property
-    def action_space(self) -> Space:
+    def action_space(self) -> Action:
         """What the agent may do; `step` clips to it."""
         return self.simulator.action_space
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """None by name: one agent acts, and no axis counts it."""
+        return ()
 
     def reset(self, keys: jax.Array) -> tuple[EnvState, jax.Array]:
         """The states and first observations of one environment a key."""
@@ -124,13 +129,34 @@ def key_rows(key: jax.Array, envs: int) -> jax.Array:
 
 
 def episode_totals(step: Step) -> dict[str, jax.Array]:
-    """How many episodes end in `step`, and the sums of their returns and lengths; add them up."""
-    done = (step.terminated | step.truncated).astype(jnp.float32)
+    """How many episodes end in `step`, and the sums of their returns and lengths; add them up.
+
+    Where several agents act, an episode ends when all of them have ended.
+    """
+    done = step.terminated | step.truncated
+    done = jnp.all(done, axis=-1) if done.ndim > step.episode_length.ndim else done
+    done = done.astype(jnp.float32)
     return {
         "episodes": done,
         "episode_return": done * step.episode_return,
         "episode_length": done * step.episode_length,
     }
+
+
+def clip(space: Action, x: jax.Array) -> jax.Array:
+    """The element of `space` nearest to `x`."""
+    match space:
+        case Discrete(n):
+            return jnp.clip(x, 0, n - 1)
+        case MultiDiscrete(sizes):
+            return jnp.clip(x, 0, jnp.asarray(sizes) - 1)
+        case Box(low, high, shape):
+            return jnp.clip(x, _bound(low, shape), _bound(high, shape))
+    assert_never(space)
+
+
+def _bound(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> float | jax.Array:
+    return jnp.asarray(bound).reshape(shape) if isinstance(bound, tuple) else bound
 
 
 def _typed(tree: Tree) -> Tree:

@@ -11,7 +11,7 @@ import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 
 from shoal.envs.environment import Transition
-from shoal.envs.spaces import Box, Discrete, Space
+from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
 
 NEVER = np.iinfo(np.int32).max // 2
@@ -36,7 +36,7 @@ class GymnaxSimulator:
         return Box(0.0, 1.0, (space.n,)) if isinstance(space, Discrete) else space
 
     @property
-    def action_space(self) -> Space:
+    def action_space(self) -> Box | Discrete:
         """The environment's own."""
         return self._made.action_space
 
@@ -73,8 +73,8 @@ class GymnaxSimulator:
 class _Made(NamedTuple):
     env: Any
     params: Any
-    observation_space: Space
-    action_space: Space
+    observation_space: Box | Discrete
+    action_space: Box | Discrete
 
 
 @lru_cache
@@ -97,7 +97,7 @@ def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
         return _Made(env, params, *(_space(space) for space in spaces))
 
 
-def _space(space: Any) -> Space:
+def _space(space: Any) -> Box | Discrete:
     match space:
         case gymnax_spaces.Discrete():
             return Discrete(int(space.n))

@@ -1,28 +1,38 @@
 """From an environment's name to the environment."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from shoal.envs.environment import Environment
-from shoal.errors import MissingExtraError, UnknownNameError
+from shoal.envs.hosted import HostEnvironment
+from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 
-# The module and simulator of each family. A module is imported when its family is first asked for,
-# since each needs its own package. A bare name belongs to the first family that knows it.
-FAMILIES = {"gymnax": ("shoal.envs.gymnax", "GymnaxSimulator")}
+# The module, simulator and environment of each family. A module is imported when its family is
+# asked for, since each needs its own package. A bare name belongs to the first family.
+FAMILIES = {
+    "gymnax": ("shoal.envs.gymnax", "GymnaxSimulator", Environment),
+    "gymnasium": ("shoal.envs.gymnasium", "GymnasiumSimulator", HostEnvironment),
+    "envpool": ("shoal.envs.envpool", "EnvPoolSimulator", HostEnvironment),
+    "pettingzoo": ("shoal.envs.pettingzoo", "PettingZooSimulator", HostEnvironment),
+}
+MANY = 60  # names, beyond which only near ones are worth reading
 
 
-def make(name: str, **settings: Any) -> Environment:
-    """The environment called "CartPole-v1", or "gymnax:CartPole-v1" to name its family too."""
-    family, _, short = name.rpartition(":")
-    if family and family not in FAMILIES:
+def make(name: str, **settings: Any) -> Environment | HostEnvironment:
+    """The environment called "CartPole-v1", or "gymnasium:CartPole-v1" to name its family too."""
+    family, colon, short = name.partition(":")
+    if not colon:
+        family, short = next(iter(FAMILIES)), name
+    if family not in FAMILIES:
         raise UnknownNameError("environment family", family, FAMILIES)
-    searched = [family] if family else list(FAMILIES)
-    known = {known: each for each in reversed(searched) for known in _load(each).names()}
-    if short not in known:
-        raise UnknownNameError("environment", short, known)
-    family = known[short]
-    simulator = getattr(_load(family), FAMILIES[family][1])
-    return Environment(f"{family}:{short}", simulator(short, tuple(sorted(settings.items()))))
+    module = _load(family)
+    _, simulator, environment = FAMILIES[family]
+    known = module.names()
+    if short not in known and ":" not in short:
+        raise UnknownNameError("environment", short, _near(short, known))
+    given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
+    return environment(f"{family}:{short}", getattr(module, simulator)(short, given))
 
 
 def _load(family: str) -> Any:
@@ -32,3 +42,19 @@ def _load(family: str) -> Any:
         if error.name and error.name.startswith("shoal"):
             raise
         raise MissingExtraError(family, family) from error
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    return known if len(known) <= MANY else get_close_matches(name, known, n=8, cutoff=0.3)
+
+
+def _hashable(key: str, value: Any) -> Any:
+    value = tuple(value) if isinstance(value, list) else value
+    try:
+        hash(value)
+    except TypeError as error:
+        raise SettingError(
+            f"the setting {key}={value!r} can't be kept, since environments are plain data",
+            "Give numbers, text, or tuples of these.",
+        ) from error
+    return value

@@ -1,11 +1,10 @@
-"""What an environment shows and accepts: a choice of n, or a box of real numbers."""
+"""What an environment shows and accepts: plain data, without JAX."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import assert_never
-
-import jax
-import jax.numpy as jnp
+from typing import Any, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +12,13 @@ class Discrete:
     """One of the integers 0..n-1."""
 
     n: int
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """Several choices at once, the i-th one of the integers 0..sizes[i]-1."""
+
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class Box:
     low: float | tuple[float, ...]
     high: float | tuple[float, ...]
     shape: tuple[int, ...]
+    dtype: str = "float32"
 
     @property
     def size(self) -> int:
@@ -32,18 +39,43 @@ class Box:
         return prod(self.shape)
 
 
-Space = Discrete | Box
+@dataclass(frozen=True, slots=True)
+class Dict:
+    """Several observations by name: a dictionary of arrays, its names sorted."""
+
+    spaces: tuple[tuple[str, Observation], ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers an element has."""
+        return sum(leaf.size for leaf in leaves(self))
 
 
-def clip(space: Space, x: jax.Array) -> jax.Array:
-    """The element of `space` nearest to `x`."""
+Action = Discrete | MultiDiscrete | Box
+Observation = Box | Dict
+Space = Action | Dict
+
+
+def leaves(space: Observation) -> tuple[Box, ...]:
+    """The boxes of an observation, in the order of its sorted names."""
     match space:
-        case Discrete(n):
-            return jnp.clip(x, 0, n - 1)
-        case Box(low, high, shape):
-            return jnp.clip(x, _bound(low, shape), _bound(high, shape))
+        case Box():
+            return (space,)
+        case Dict(spaces):
+            return tuple(leaf for _, inner in spaces for leaf in leaves(inner))
     assert_never(space)
 
 
-def _bound(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> float | jax.Array:
-    return jnp.asarray(bound).reshape(shape) if isinstance(bound, tuple) else bound
+def unflatten(space: Observation, arrays: tuple[Any, ...]) -> Any:
+    """The observation whose leaves are `arrays`."""
+    match space:
+        case Box():
+            (array,) = arrays
+            return array
+        case Dict(spaces):
+            tree = {}
+            for name, inner in spaces:
+                count = len(leaves(inner))
+                tree[name], arrays = unflatten(inner, arrays[:count]), arrays[count:]
+            return tree
+    assert_never(space)

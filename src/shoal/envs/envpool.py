@@ -1,0 +1,207 @@
+"""Environments of EnvPool: batches of them stepped by threads of C++."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.envs.gym_spaces import Leaf, action_space, leaves_of, observation_space
+from shoal.envs.host import Leaves, Moves
+from shoal.envs.spaces import Action, Observation
+from shoal.errors import RowError, SettingError
+
+OWN = ("num_envs", "batch_size", "seed", "env_seed", "reward_clip")  # settings that Shoal makes
+XLA = "envpool.python.lax"
+
+
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """Keep EnvPool from importing JAX, for an XLA interface that nobody here uses."""
+    before = sys.modules.get(XLA, sys)
+    sys.modules[XLA] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[XLA]
+        if before is not sys:
+            sys.modules[XLA] = before
+
+
+with _without_jax():
+    import envpool
+    from envpool.registration import registry
+
+
+def names() -> list[str]:
+    """The environments this family knows."""
+    return envpool.list_all_envs()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvPoolSimulator:
+    """An EnvPool task, known by its id and what `envpool.make` is to be given.
+
+    `num_threads` is a setting; without it, a thread an environment up to the cores at hand. Every
+    environment has a seed of its own. Rewards of Atari games are clipped to their signs to learn
+    from, unless `clip_reward=False`; episodes are counted with the true ones.
+    """
+
+    id: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if wrong := [name for name, _ in self.settings if name in OWN]:
+            raise SettingError(
+                f"`{wrong[0]}` can't be set for an EnvPool environment",
+                "Environments and seeds are the loop's; a step waits for all of a worker's "
+                "environments. Use `clip_reward` for rewards.",
+            )
+
+    @property
+    def observation_space(self) -> Observation:
+        """The task's own; a discrete observation is shown one-hot."""
+        return _form(self).observation_space
+
+    @property
+    def action_space(self) -> Action:
+        """The task's own, counted from 0."""
+        return _form(self).action_space
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """None by name: one agent acts."""
+        return ()
+
+    def open(self, seeds: np.ndarray) -> EnvPoolVector:
+        """A pool of one environment a seed."""
+        return EnvPoolVector(self, seeds)
+
+
+class EnvPoolVector:
+    """A pool that is stepped whole.
+
+    EnvPool would begin an episode at the step after the last one's end; the finished ones are reset
+    at once instead. Its inner `_send`, `_recv` and `_reset` are used, since what its `step` does
+    around them takes longer than a small batch of environments.
+    """
+
+    def __init__(self, simulator: EnvPoolSimulator, seeds: np.ndarray) -> None:
+        n = len(seeds)
+        self._form = _form(simulator)
+        settings = {"num_threads": min(n, len(os.sched_getaffinity(0))), **_settings(simulator)}
+        # EnvPool's seeds are signed.
+        own = (seeds >> 1).astype(int).tolist()
+        try:
+            with _without_jax():
+                self._pool: Any = envpool.make_gymnasium(
+                    simulator.id, num_envs=n, seed=own, **settings
+                )
+        except Exception as error:
+            raise RowError(0, "can't be made", error) from error
+        self._ids = np.arange(n, dtype=np.int32)
+        self._action_type = np.dtype(self._pool.spec._action_spec[-1][0])
+
+    def reset(self) -> Leaves:
+        """The first observations."""
+        return self._reset(self._ids)
+
+    def step(self, action: np.ndarray) -> Moves:
+        """Steps every environment, and starts the next episodes of those that have ended."""
+        form = self._form
+        action = (action + form.start).astype(self._action_type, order="C")
+        self._pool._send([self._ids, self._ids, action])
+        state = self._pool._recv()
+        done, truncated = state[form.done], state[form.truncated]
+        last_obs = _shown(form, state)
+        score = state[form.reward].astype(np.float32, copy=False)
+        terminated, truncated = done & ~truncated, done & truncated
+        obs = self._begin(last_obs, np.flatnonzero(done)) if done.any() else last_obs
+        reward = np.sign(score) if form.clip_reward else score
+        return Moves(obs, reward, terminated, truncated, last_obs, score)
+
+    def close(self) -> None:
+        """Ends the pool's threads."""
+        self._pool.close()
+
+    def _begin(self, last_obs: Leaves, rows: np.ndarray) -> Leaves:
+        obs = tuple(x.copy() for x in last_obs)
+        for array, first in zip(obs, self._reset(rows.astype(np.int32)), strict=True):
+            array[rows] = first
+        return obs
+
+    def _reset(self, ids: np.ndarray) -> Leaves:
+        """The first observations of `ids`, in their order."""
+        self._pool._reset(ids)
+        state = self._pool._recv()
+        obs = _shown(self._form, state)
+        came = state[self._form.env_id]
+        return obs if (came == ids).all() else tuple(x[np.argsort(came)] for x in obs)
+
+
+class _Form(NamedTuple):
+    """What is known of a task without a pool; numbers are places among what a pool returns."""
+
+    observation_space: Observation
+    action_space: Action
+    leaves: tuple[tuple[int, Leaf], ...]
+    reward: int
+    done: int
+    truncated: int
+    env_id: int
+    start: Any
+    clip_reward: bool
+
+
+@lru_cache
+def _form(simulator: EnvPoolSimulator) -> _Form:
+    settings = _settings(simulator)
+    try:
+        with _without_jax():
+            spec: Any = envpool.make_spec(simulator.id, num_envs=1, **settings)
+    except Exception as error:
+        raise SettingError(
+            f"{simulator.id} can't be made with {', '.join(settings) or 'its defaults'}: {error}",
+            f"Give it what envpool.make({simulator.id!r}) takes.",
+        ) from error
+    shown, taken = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    if spec.config.max_num_players > 1 or not hasattr(taken, "shape"):
+        raise SettingError(
+            f"{simulator.id} has several players or actions, which Shoal can't step yet",
+            "Take a task of one player with one action.",
+        )
+    keys = list(spec._state_keys)
+    place = {key: i for i, key in enumerate(keys)}
+    observed = sorted(key for key in keys if key == "obs" or key.startswith("obs:"))
+    return _Form(
+        observation_space(shown),
+        action_space(taken),
+        tuple((place[key], leaf) for key, leaf in zip(observed, leaves_of(shown), strict=True)),
+        place["reward"],
+        place["done"],
+        place["trunc"],
+        place["info:env_id"],
+        getattr(taken, "start", 0),
+        "atari" in registry.specs[simulator.id][0]
+        and dict(simulator.settings).get("clip_reward", True),
+    )
+
+
+def _settings(simulator: EnvPoolSimulator) -> dict[str, Any]:
+    return {name: value for name, value in simulator.settings if name != "clip_reward"}
+
+
+def _shown(form: _Form, state: list[np.ndarray]) -> Leaves:
+    return tuple(_leaf(leaf, state[place]) for place, leaf in form.leaves)
+
+
+def _leaf(leaf: Leaf, x: np.ndarray) -> np.ndarray:
+    if leaf.start is not None:
+        return np.eye(leaf.shape[0], dtype=leaf.dtype)[x.ravel() - leaf.start]
+    return x.astype(leaf.dtype, copy=False)

@@ -1,0 +1,220 @@
+"""Environments of Gymnasium: whatever is registered there, one after the other in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from shoal.envs.gym_spaces import (
+    Leaf,
+    action_rows,
+    action_space,
+    empty_rows,
+    leaves_of,
+    observation_space,
+)
+from shoal.envs.host import Leaves, Moves
+from shoal.envs.spaces import Action, Observation
+from shoal.errors import MissingExtraError, RowError, SettingError, UnknownNameError
+
+# What Atari games are usually played with; each may be set otherwise.
+ATARI = {
+    "noop_max": 30,
+    "frame_skip": 4,
+    "screen_size": 84,
+    "terminal_on_life_loss": False,
+    "stack": 4,
+    "clip_reward": True,  # to its sign, to learn from; episodes are counted with the true one
+}
+PACKAGES = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "cv2": "atari"}
+
+
+def names() -> list[str]:
+    """The environments that are registered."""
+    with suppress(ImportError):
+        import_module("ale_py")  # registers its games
+    return list(gymnasium.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class GymnasiumSimulator:
+    """A registered environment, known by its id and what `gymnasium.make` is to be given.
+
+    `wrappers` among the settings names functions as "module:function", applied in that order.
+    An Atari game ("ALE/Pong-v5") is preprocessed as usual: see `ATARI` for its further settings.
+    """
+
+    id: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def observation_space(self) -> Observation:
+        """The environment's own; a discrete observation is shown one-hot."""
+        return _form(self).observation_space
+
+    @property
+    def action_space(self) -> Action:
+        """The environment's own, counted from 0."""
+        return _form(self).action_space
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """None by name: one agent acts."""
+        return ()
+
+    def open(self, seeds: np.ndarray) -> GymnasiumVector:
+        """One environment a seed."""
+        return GymnasiumVector(self, seeds)
+
+
+class GymnasiumVector:
+    """Environments stepped in a loop."""
+
+    def __init__(self, simulator: GymnasiumSimulator, seeds: np.ndarray) -> None:
+        self._seeds, self._form, self._envs = seeds, _form(simulator), []
+        try:
+            for row in range(len(seeds)):
+                self._envs.append(_make_row(simulator, row))
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> Leaves:
+        """The first observations."""
+        obs = empty_rows(self._form.leaves, len(self._seeds))
+        for row, seed in enumerate(self._seeds.tolist()):
+            self._reset(obs, row, seed)
+        return obs
+
+    def step(self, action: np.ndarray) -> Moves:
+        """Steps every environment, and starts its next episode where this one ends."""
+        n, leaves = len(self._envs), self._form.leaves
+        last_obs, score = empty_rows(leaves, n), np.empty(n, np.float32)
+        terminated, truncated = np.zeros(n, bool), np.zeros(n, bool)
+        row, ended, actions = 0, [], self._form.action_rows(action)
+        try:
+            for row, (env, each) in enumerate(zip(self._envs, actions, strict=True)):
+                obs, score[row], over, late, _ = env.step(each)
+                for leaf, array in zip(leaves, last_obs, strict=True):
+                    leaf.write(array, row, obs)
+                if over or late:
+                    terminated[row], truncated[row] = over, not over
+                    ended.append(row)
+        except Exception as error:
+            raise RowError(row, "failed in step", error) from error
+        obs = tuple(x.copy() for x in last_obs) if ended else last_obs
+        for row in ended:
+            self._reset(obs, row, None)
+        reward = np.sign(score) if self._form.clip_reward else score
+        return Moves(obs, reward, terminated, truncated, last_obs, score)
+
+    def close(self) -> None:
+        """Closes every environment; one that can't be closed doesn't keep the others open."""
+        for env in self._envs:
+            with suppress(Exception):
+                env.close()
+
+    def _reset(self, arrays: Leaves, row: int, seed: int | None) -> None:
+        try:
+            obs, _ = self._envs[row].reset(seed=seed)
+            for leaf, array in zip(self._form.leaves, arrays, strict=True):
+                leaf.write(array, row, obs)
+        except Exception as error:
+            raise RowError(row, "failed in reset", error) from error
+
+
+class _Form(NamedTuple):
+    """What is known of an environment without keeping one open."""
+
+    observation_space: Observation
+    action_space: Action
+    leaves: tuple[Leaf, ...]
+    action_rows: Callable[[np.ndarray], Any]
+    clip_reward: bool
+
+
+@lru_cache
+def _form(simulator: GymnasiumSimulator) -> _Form:
+    env = _make(simulator)
+    try:
+        shown, taken = env.observation_space, env.action_space
+        return _Form(
+            observation_space(shown),
+            action_space(taken),
+            leaves_of(shown),
+            action_rows(taken),
+            _is_atari(simulator.id) and _atari(simulator)["clip_reward"],
+        )
+    finally:
+        env.close()
+
+
+def _make_row(simulator: GymnasiumSimulator, row: int) -> gymnasium.Env:
+    try:
+        return _make(simulator)
+    except Exception as error:
+        raise RowError(row, "can't be made", error) from error
+
+
+def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
+    """The environment with its wrappers; a missing package is answered with the extra it is in."""
+    name, settings = simulator.id, dict(simulator.settings)
+    wrappers = settings.pop("wrappers", ())
+    try:
+        env = _make_atari(simulator) if _is_atari(name) else gymnasium.make(name, **settings)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise _missing(name, error) from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UnknownNameError("environment", name, gymnasium.registry) from error
+    except TypeError as error:
+        raise SettingError(
+            f"{name} can't be made with {', '.join(settings) or 'its defaults'}: {error}",
+            f"Give it what gymnasium.make({name!r}) takes.",
+        ) from error
+    for wrapper in wrappers:
+        env = _function(wrapper)(env)
+    return env
+
+
+def _is_atari(name: str) -> bool:
+    return name.startswith("ALE/")
+
+
+def _atari(simulator: GymnasiumSimulator) -> dict[str, Any]:
+    given = dict(simulator.settings)
+    return {name: given.get(name, default) for name, default in ATARI.items()}
+
+
+def _make_atari(simulator: GymnasiumSimulator) -> gymnasium.Env:
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    import_module("ale_py")  # registers the games
+    import_module("cv2")
+    chosen = _atari(simulator)
+    given = {k: v for k, v in simulator.settings if k not in ATARI and k != "wrappers"}
+    env = gymnasium.make(simulator.id, **{"frameskip": 1, **given})
+    stack, _ = chosen.pop("stack"), chosen.pop("clip_reward")
+    return FrameStackObservation(AtariPreprocessing(env, **chosen), stack)
+
+
+def _function(name: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingError(
+            f"there is no wrapper `{name}`: {error}", 'Name it as "module:function".'
+        ) from error
+
+
+def _missing(name: str, error: Exception) -> Exception:
+    text = f"{getattr(error, 'name', '')} {error} {error.__cause__}"
+    extra = next((extra for package, extra in PACKAGES.items() if package in text), "")
+    return MissingExtraError(f"a package that {name} needs", extra) if extra else error

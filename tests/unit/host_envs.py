@@ -1,0 +1,98 @@
+"""What tests of host environments share: a run of rows, and environments that go wrong."""
+
+import gymnasium
+import numpy as np
+
+from shoal.envs.host import close_all, step_rows
+from shoal.envs.spaces import Box, Discrete, MultiDiscrete, leaves, unflatten
+
+SEEDS = np.array([7, 2**32 - 5, 123456], np.uint32)
+
+
+def random_actions(simulator, steps, rows=3, seed=0):
+    rng = np.random.default_rng(seed)
+    axes = (steps, rows, len(simulator.agents)) if simulator.agents else (steps, rows)
+    match simulator.action_space:
+        case Discrete(n):
+            return rng.integers(n, size=axes, dtype=np.int32)
+        case MultiDiscrete(sizes):
+            return rng.integers(sizes, size=(*axes, len(sizes)), dtype=np.int32)
+        case Box(_, _, shape):
+            return rng.uniform(-1, 1, (*axes, *shape)).astype(np.float32)
+
+
+def play(simulator, actions, seeds=SEEDS):
+    """What `step_rows` gives for each of `actions`, by name and stacked: [steps, rows, ...]."""
+    close_all()
+    at, seen = np.zeros(len(seeds), np.int32), []
+    for action in actions:
+        at, *rest = step_rows(simulator, seeds, at, action)
+        seen.append(named(simulator, rest))
+    assert (at == len(actions)).all()
+    first = seen[0]
+    return {name: stack([step[name] for step in seen]) for name in first}
+
+
+def named(simulator, flat):
+    space = simulator.observation_space
+    count = len(leaves(space))
+    obs, flat = tuple(flat[:count]), flat[count:]
+    reward, terminated, truncated, *flat = flat
+    last_obs, (episode_return, episode_length) = tuple(flat[:count]), flat[count:]
+    return {
+        "obs": unflatten(space, obs),
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": truncated,
+        "last_obs": unflatten(space, last_obs),
+        "episode_return": episode_return,
+        "episode_length": episode_length,
+    }
+
+
+def stack(trees):
+    if isinstance(trees[0], dict):
+        return {name: stack([tree[name] for tree in trees]) for name in trees[0]}
+    return np.stack(trees)
+
+
+class Broken(gymnasium.Env):
+    """Counts its steps, and after the third does what `fault` says."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,))
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def __init__(self, fault="none", row=1):
+        self.fault, self.row, self.time, self.mine = fault, row, 0, False
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.mine = seed == int(SEEDS[self.row])
+        if self.fault == "reset" and self.mine and self.time:
+            raise OSError("out of levels")
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.time += 1
+        obs, reward = np.full(2, self.time, np.float32), 1.0
+        match self.fault if self.mine and self.time == 3 else "none":
+            case "step":
+                raise OSError("the cable came off")
+            case "shape":
+                obs = np.zeros(1, np.float32)
+            case "dtype":
+                obs = np.zeros(2, complex)
+            case "nan":
+                obs[1] = np.nan
+            case "reward":
+                reward = float("inf")
+        return obs, reward, self.time == 4, False, {}
+
+
+gymnasium.register("Broken-v0", Broken)
+
+
+def doubled(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
