@@ -176,10 +176,10 @@ class Episodes:
 
 
 def env_steps_a_tick(graph: Graph) -> int:
-    """How many steps all environments together make in a tick."""
+    """How many steps each environment makes in a tick."""
     sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
     stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
-    return sum(sites.times[n.writes[0]] for n in stages) * graph.envs
+    return sum(sites.times[n.writes[0]] for n in stages)
 
 
 def new_folder(root: Path, name: str, title: str) -> Path:
@@ -203,7 +203,8 @@ def new_folder(root: Path, name: str, title: str) -> Path:
 
 def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     seed, backend = how.get("seed", 0), how.get("backend", "threads")
-    steps, episodes, began = env_steps_a_tick(drawn.graph), Episodes(), time.perf_counter()
+    steps = env_steps_a_tick(drawn.graph) * drawn.seen
+    episodes, began = Episodes(), time.perf_counter()
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
 from shoal.cli.page import graph_page, plan_page
-from shoal.errors import SettingError, ShoalError
+from shoal.errors import SettingError, ShoalError, user_place
 from shoal.planning.policies import fused
 from shoal.runtime.run import BACKENDS
-from shoal.tracing.jaxprs import user_place
 from shoal.tracing.trace import trace
 from shoal.training import ensure_devices, make_job, plan, train, verify
 

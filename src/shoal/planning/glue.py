@@ -10,6 +10,7 @@ from shoal.planning.homes import EVERYWHERE, Homes, Sites, agrees, crossings
 from shoal.planning.policy import DistributionPolicy
 
 _FORBIDDEN = 1e18
+_AVOIDED = 1e15  # a fragment of Python alone stays one, and needs no JAX
 _MOST_SWEEPS = 8
 
 
@@ -24,7 +25,9 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
     }
     free = [name for name in sites.nodes if name not in homes]
-    fallback = frozenset({min(distribution.fragments, key=lambda f: f.replicas).name})
+    fallback = frozenset(
+        {min(distribution.fragments, key=lambda f: distribution.ends(f.name)).name}
+    )
     homes |= dict.fromkeys(free, fallback)
     _to_readers(sites, homes, free, fallback)
     best = cost(sites, homes, distribution)
@@ -130,17 +133,21 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
     values, total = sites.graph.values, 0.0
     for (reader, name), writer in crossings(sites, homes).items():
         value = values[name]
-        copies = 1 if value.axis is not None else distribution.fragment(reader).replicas
+        copies = 1 if value.axis is not None else distribution.ends(reader)
         total += (value.nbytes * copies + 64) * sites.times.get(name, 1)
-        differs = value.part and distribution.fragment(writer).replicas > 1
+        differs = value.part and distribution.ends(writer) > 1
         if differs and not _stays(sites, name, writer, homes):
             total += _FORBIDDEN
+    compiled = {
+        home for node in sites.nodes.values() if isinstance(node, Stage) and not node.host
+        for home in homes[node.name]
+    }  # fmt: skip
     for node in sites.nodes.values():
         for home in homes[node.name]:
             total += 1e-3  # work done twice should save something
-            if distribution.fragment(home).replicas > 1 and not may_replicate(
-                sites, node, home, homes
-            ):
+            if home not in compiled and not isinstance(node, Stage):
+                total += _AVOIDED
+            if distribution.ends(home) > 1 and not may_replicate(sites, node, home, homes):
                 total += _FORBIDDEN
     return total
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stages
 from shoal.graph.words import name_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
+from shoal.planning.paces import serving, some_first
 from shoal.planning.plan import Plan, draw_plan
-from shoal.planning.policy import DistributionPolicy, Fragment
+from shoal.planning.policy import DistributionPolicy, Fragment, is_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,15 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
     """Fragments whose replicas can't each hold as many environments."""
     envs = plan.graph.envs
     for fragment in plan.distribution.fragments:
-        if envs % fragment.replicas:
+        ends = plan.distribution.ends(fragment.name)
+        if envs % ends:
             fits = [n for n in range(1, envs + 1) if envs % n == 0]
-            near = sorted(sorted(fits, key=lambda n: abs(n - fragment.replicas))[:2])
+            near = sorted(sorted(fits, key=lambda n: abs(n - ends))[:2])
+            what = "replicas" if ends == fragment.replicas else "groups"
             yield CutError(
-                f"{envs} environments can't be divided over {fragment.replicas} replicas "
-                f"of `{fragment.name}`",
-                f"Use {' or '.join(str(n) for n in near)} replicas, "
-                f"or a multiple of {fragment.replicas} environments.",
+                f"{envs} environments can't be divided over {ends} {what} of `{fragment.name}`",
+                f"Use {' or '.join(str(n) for n in near)} {what}, "
+                f"or a multiple of {ends} environments.",
             )
 
 
@@ -130,7 +132,7 @@ def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> Sho
             "what all environments share.",
             culprit.source,
         )
-    if site.host or all(home.replicas == 1 for home in homes):
+    if site.host or all(plan.distribution.ends(home.name) == 1 for home in homes):
         return CutError(
             f"{_called(site)} sees the whole batch, so what it makes can't be divided over "
             f"{replicas} replicas of `{fragment.name}`",
@@ -165,7 +167,7 @@ def _every(node: Node) -> Iterator[Node]:
 
 def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
     """On-policy stages that would read what comes from older values."""
-    stale = {(c.reader, v) for c in plan.channels if c.flow.lag for v in c.values}
+    stale = {(c.reader, v) for c in plan.channels if is_late(c.flow) for v in c.values}
     late: dict[str, str] = {}
     for node in plan.sites.nodes.values():
         for fragment in plan.homes[node.name]:
@@ -247,8 +249,10 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
 
 def _replicated(plan: Plan) -> Iterator[tuple]:
     for fragment in plan.distribution.fragments:
-        if fragment.replicas > 1:
-            yield from ((fragment, node) for node in plan.nodes(fragment.name))
+        ends = plan.distribution.ends(fragment.name)
+        if ends > 1:
+            every = replace(fragment, replicas=ends, ring=1)
+            yield from ((every, node) for node in plan.nodes(fragment.name))
 
 
 def _called(node: Node) -> str:
@@ -263,5 +267,7 @@ LAWS = (
     Law("Replicas agree on what they share", replicas_disagree),
     Law("No lag into an on-policy stage", lag_into_on_policy),
     Law("No host stage inside a compiled loop", host_in_compiled_loop),
+    Law("Who takes the first to come can do without the others", some_first),
+    Law("Who serves can serve any group alone", serving),
     Law("Every place has the memory", out_of_memory),
 )

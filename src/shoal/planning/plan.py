@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shoal.graph.ir import Graph, Loop, Node, Value, loops
@@ -12,7 +13,7 @@ from shoal.planning.assign import assign_stages
 from shoal.planning.cluster import Cluster, Place, place
 from shoal.planning.glue import place_glue
 from shoal.planning.homes import Homes, Sites, agrees
-from shoal.planning.policy import DistributionPolicy
+from shoal.planning.policy import DistributionPolicy, Lockstep, Queue, Serve, takes_some
 from shoal.planning.program import Channel, Instruction, project
 from shoal.planning.show import plan_json, plan_text
 
@@ -28,6 +29,7 @@ class Plan:
     channels: tuple[Channel, ...]
     programs: Mapping[str, tuple[Instruction, ...]]
     places: Mapping[str, tuple[Place, ...]]
+    apart: bool = False  # replicas that agree run each in a process of its own
 
     @property
     def graph(self) -> Graph:
@@ -40,12 +42,55 @@ class Plan:
 
     def one_program(self, fragment: str) -> bool:
         """Whether a fragment's replicas agree inside it, and so run as one program over them."""
-        many = self.distribution.fragment(fragment).replicas > 1
+        many = self.distribution.ends(fragment) > 1
         return many and any(agrees(node) for node in self.nodes(fragment))
 
-    def endpoints(self, fragment: str) -> int:
-        """How many ends a fragment has on a channel: its replicas, or one if they run as one."""
-        return 1 if self.one_program(fragment) else self.distribution.fragment(fragment).replicas
+    def ends(self, fragment: str) -> int:
+        """How many ends a fragment has on a channel: its shares, or one if they run as one."""
+        alone = self.one_program(fragment) and not self.apart
+        return 1 if alone else self.distribution.ends(fragment)
+
+    def workers(self, fragment: str) -> int:
+        """How many workers hold a fragment's ends."""
+        alone = self.one_program(fragment) and not self.apart
+        return 1 if alone else self.distribution.fragment(fragment).replicas
+
+    def ends_of(self, fragment: str, worker: int) -> range:
+        """The ends that one of a fragment's workers holds."""
+        each = self.ends(fragment) // self.workers(fragment)
+        return range(worker * each, (worker + 1) * each)
+
+    def place_of(self, fragment: str, end: int) -> Place:
+        """Where an end runs."""
+        each = self.ends(fragment) // self.workers(fragment)
+        return self.places[fragment][end // each]
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """Fragments that turn at their own pace, because a reader takes the first that come."""
+        found = {c.writer for c in self.channels if takes_some(c.flow)}
+        for _ in self.channels:
+            for c in self.channels:
+                if isinstance(c.flow, Lockstep | Serve) and {c.writer, c.reader} & found:
+                    found |= {c.writer, c.reader}
+        return frozenset(found)
+
+    def batch(self, fragment: str) -> int:
+        """How many environments all ends of a fragment see together in a tick."""
+        for c in self.channels:
+            if c.reader == fragment and isinstance(c.flow, Queue) and c.flow.take != "all":
+                return self.graph.envs * c.flow.take // self.ends(c.writer)
+        return self.graph.envs
+
+    @property
+    def seen(self) -> int:
+        """How many environments' values a tick of the whole plan uses."""
+        return min(self.batch(f.name) for f in self.distribution.fragments)
+
+    def is_stacked(self, writer: str, value: str) -> bool:
+        """Whether a value crosses as one from each replica, because replicas differ on it."""
+        spec = self.graph.values[value]
+        return spec.part and spec.axis is None and self.distribution.ends(writer) > 1
 
     def bytes_of(self, channel: Channel) -> int:
         """Bytes that a channel moves in a tick."""
@@ -56,8 +101,8 @@ class Plan:
         """How often a value crosses: its rows once, else to each reader, or to be agreed on."""
         if value.axis is not None:
             return 1
-        writers = self.distribution.fragment(channel.writer).replicas
-        return writers if value.part and writers > 1 else self.endpoints(channel.reader)
+        writers = self.distribution.ends(channel.writer)
+        return writers if value.part and writers > 1 else self.ends(channel.reader)
 
     def __str__(self) -> str:
         return plan_text(self)

@@ -9,8 +9,12 @@ from shoal.planning.policy import (
     PER_ENV,
     THE_REST,
     DistributionPolicy,
+    Flow,
     Fragment,
+    Latest,
     Lockstep,
+    Queue,
+    Serve,
     Wire,
 )
 
@@ -32,13 +36,51 @@ def single_learner_coarse(actors: int = 2, lag: int = 0) -> DistributionPolicy:
     )
 
 
-def single_learner_fine(envs: int = 2) -> DistributionPolicy:
-    """Environments alone on CPUs; inference and learning together (SingleLearnerFine, SEED RL)."""
+def single_learner_fine(envs: int = 2, ring: int = 0) -> DistributionPolicy:
+    """Environments alone on CPUs; inference and learning together (SingleLearnerFine, SEED RL).
+
+    With a ring, inference serves groups of environments as they come, beside the learner; each
+    replica keeps `ring` groups in flight.
+    """
+    if ring:
+        return _served("single_learner_fine", (envs, 1, 1), ring, Lockstep(), "learner")
     return DistributionPolicy(
         "single_learner_fine",
         (
             Fragment("env", ("env",), envs, "cpu"),
             Fragment("learner", (THE_REST,), 1, "gpu else cpu"),
+        ),
+    )
+
+
+def environments(workers: int = 2) -> DistributionPolicy:
+    """Environments on CPU workers of their own, all else with the agent (MSRL's Environments)."""
+    return DistributionPolicy(
+        "environments",
+        (
+            Fragment("env", ("env",), workers, "cpu"),
+            Fragment("agent", (THE_REST,), 1, "gpu else cpu"),
+        ),
+    )
+
+
+def impala(actors: int = 2, take: int = 0, max_lag: int = 0) -> DistributionPolicy:
+    """Actors at their own pace; a learner that takes the first rollouts to come (IMPALA).
+
+    It takes `take` rollouts a tick (half of the actors' unless said), made with parameters at most
+    `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead).
+    """
+    take = take or max(1, actors // 2)
+    max_lag = max_lag or 2 * -(-actors // take) - 1
+    return DistributionPolicy(
+        "impala",
+        (
+            Fragment("actor", (PER_ENV,), actors, "cpu"),
+            Fragment("learner", (PER_BATCH,), 1, "gpu else cpu"),
+        ),
+        (
+            Wire("learner", "actor", Latest(max_lag)),
+            Wire("actor", "learner", Queue(2, take)),
         ),
     )
 
@@ -62,9 +104,15 @@ def central(workers: int = 2) -> DistributionPolicy:
 
 
 def decoupled(
-    envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0
+    envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0, ring: int = 0
 ) -> DistributionPolicy:
-    """Environments, inference and learning each in a pool of their own (SRL's policy workers)."""
+    """Environments, inference and learning each in a pool of their own (SRL's policy workers).
+
+    With a ring, inference serves groups of environments as they come; each environment replica
+    keeps `ring` groups in flight. Parameters are then at most `lag` ticks old.
+    """
+    if ring:
+        return _served("decoupled", (envs, inference, learners), ring, Latest(lag))
     return DistributionPolicy(
         "decoupled",
         (
@@ -73,6 +121,26 @@ def decoupled(
             Fragment("learner", (PER_BATCH,), learners, "gpu else cpu"),
         ),
         (Wire("learner", "inference", Lockstep(lag)), Wire("learner", "env", Lockstep(lag))),
+    )
+
+
+def _served(
+    name: str, replicas: tuple[int, int, int], ring: int, late: Flow, beside: str = ""
+) -> DistributionPolicy:
+    """Environments in rings, served by inference, which may sit beside another fragment."""
+    envs, inference, learners = replicas
+    return DistributionPolicy(
+        name,
+        (
+            Fragment("env", ("env",), envs, "cpu", ring),
+            Fragment("inference", (PER_ENV,), inference, "gpu else cpu", beside=beside),
+            Fragment("learner", (PER_BATCH,), learners, "gpu else cpu"),
+        ),
+        (
+            Wire("env", "inference", Serve()),
+            Wire("learner", "inference", late),
+            Wire("learner", "env", late),
+        ),
     )
 
 
@@ -94,6 +162,8 @@ POLICIES: dict[str, Callable[..., DistributionPolicy]] = {
         fused,
         single_learner_coarse,
         single_learner_fine,
+        environments,
+        impala,
         multi_learner,
         central,
         decoupled,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shoal.errors import SettingError
 
@@ -17,20 +18,24 @@ class Fragment:
 
     `stages` holds names (`act`, `learn/grad`), patterns (`*/grad`), `PER_ENV` or `PER_BATCH` for
     every stage of that kind, or `THE_REST`. A name wins over a pattern, a pattern over a kind.
-    `on` is `cpu`, `gpu`, or `gpu else cpu`.
+    `on` is `cpu`, `gpu`, or `gpu else cpu`. A replica keeps `ring` groups of environments in
+    flight: while one waits for its actions another is stepped. `beside` names a fragment whose
+    workers also hold this one.
     """
 
     name: str
     stages: tuple[str, ...]
     replicas: int = 1
     on: str = "cpu"
+    ring: int = 1
+    beside: str = ""
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise SettingError(
-                f"fragment `{self.name}` has {self.replicas} replicas",
-                "Give it at least one replica.",
-            )
+        for what, count in (("replicas", self.replicas), ("groups in its ring", self.ring)):
+            if count < 1:
+                raise SettingError(
+                    f"fragment `{self.name}` has {count} {what}", "Give it at least one."
+                )
         if self.on not in ("cpu", "gpu", "gpu else cpu"):
             raise SettingError(
                 f"fragment `{self.name}` is to run on `{self.on}`",
@@ -54,12 +59,96 @@ class Lockstep:
         return f"lag {self.lag}" if self.lag else "lockstep"
 
 
-Flow = Lockstep
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The reader sees the newest value; it waits rather than be more than `max_lag` ticks behind.
+
+    Of what a writer carries from tick to tick. None: however old it is.
+    """
+
+    max_lag: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.max_lag is not None and self.max_lag < 0:
+            raise SettingError(
+                f"max_lag={self.max_lag}: a reader can't be ahead of its writer",
+                "Use 0 or more, or None for no bound.",
+            )
+
+    def __str__(self) -> str:
+        return "latest" if self.max_lag is None else f"latest, lag <= {self.max_lag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What writers make in a tick waits for the reader: of every replica, or the first n to come.
+
+    A full queue makes its writer wait; nothing is dropped.
+    """
+
+    capacity: int = 2
+    take: int | Literal["all"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1 or (self.take != "all" and self.take < 1):
+            raise SettingError(
+                f"a queue of capacity {self.capacity} that gives {self.take}",
+                'Let it hold at least one, and give "all" or at least one.',
+            )
+
+    def __str__(self) -> str:
+        given = "all" if self.take == "all" else f"the first {self.take}"
+        return f"queue of {self.capacity}, takes {given}"
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Inside a loop: the reader serves its writers' rows as they come, many at a time.
+
+    `max_batch` is the most groups served at once (None: all that are there), `max_wait` the
+    seconds that the first may wait for others.
+    """
+
+    max_batch: int | None = None
+    max_wait: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_wait < 0 or (self.max_batch is not None and self.max_batch < 1):
+            raise SettingError(
+                f"serving at most {self.max_batch} groups after {self.max_wait} s",
+                "Serve at least one group, and wait no less than 0 seconds.",
+            )
+
+    def __str__(self) -> str:
+        most = "" if self.max_batch is None else f" up to {self.max_batch}"
+        return f"serve{most}" + (f", wait {1000 * self.max_wait:g} ms" if self.max_wait else "")
+
+
+Flow = Lockstep | Latest | Queue | Serve
+
+
+def lag_of(flow: Flow) -> int:
+    """The fixed delay of a flow."""
+    return flow.lag if isinstance(flow, Lockstep) else 0
+
+
+def is_late(flow: Flow) -> bool:
+    """Whether a reader may see an older value than its writer's newest."""
+    return lag_of(flow) > 0 or (isinstance(flow, Latest) and flow.max_lag != 0)
+
+
+def takes_some(flow: Flow) -> bool:
+    """Whether a reader goes on with some replicas' values, whichever come first."""
+    return isinstance(flow, Queue) and flow.take != "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The flow of what `writer` carries over from tick to tick and `reader` reads."""
+    """How values flow from `writer` to `reader`.
+
+    `Lockstep` and `Latest` are about what the writer carries from tick to tick, `Queue` about what
+    it makes in a tick, `Serve` about what it makes inside a loop. A pair may have one of each.
+    """
 
     writer: str
     reader: str
@@ -87,10 +176,29 @@ class DistributionPolicy:
                     f"Its fragments are: {', '.join(names)}.",
                 )
 
-    def flow(self, writer: str, reader: str) -> Flow:
-        """How values that `writer` carries reach `reader`."""
+        for fragment in self.fragments:
+            if fragment.beside and fragment.beside not in set(names) - {fragment.name}:
+                raise SettingError(
+                    f"{self.name}: `{fragment.name}` is to run beside `{fragment.beside}`, "
+                    "which isn't there",
+                    f"Its fragments are: {', '.join(names)}.",
+                )
+
+    def flow(self, writer: str, reader: str, kinds: tuple[type[Flow], ...]) -> Flow:
+        """How values reach `reader` from `writer`, among flows of these kinds."""
         found = [w.flow for w in self.wires if (w.writer, w.reader) == (writer, reader)]
-        return found[-1] if found else Lockstep()
+        return next((f for f in reversed(found) if isinstance(f, kinds)), Lockstep())
+
+    def clients(self, name: str) -> tuple[str, Serve] | None:
+        """The fragment that fragment `name` serves, and how, if it serves one."""
+        found = [w for w in self.wires if w.reader == name and isinstance(w.flow, Serve)]
+        return (found[-1].writer, found[-1].flow) if found else None  # type: ignore[return-value]
+
+    def ends(self, name: str) -> int:
+        """In how many shares a fragment's environments are dealt with, each at its own pace."""
+        clients = self.clients(name)
+        fragment = self.fragment(name)
+        return self.ends(clients[0]) if clients else fragment.replicas * fragment.ring
 
     def fragment(self, name: str) -> Fragment:
         """The fragment of that name."""
@@ -99,4 +207,6 @@ class DistributionPolicy:
     @property
     def alone(self) -> DistributionPolicy:
         """The same cut and flows with one replica of everything."""
-        return replace(self, fragments=tuple(replace(f, replicas=1) for f in self.fragments))
+        return replace(
+            self, fragments=tuple(replace(f, replicas=1, ring=1) for f in self.fragments)
+        )

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 from shoal.graph.ir import Graph, Loop, Node, Stage
 from shoal.planning.homes import Homes, Sites, crossings
-from shoal.planning.policy import DistributionPolicy, Flow, Lockstep
+from shoal.planning.policy import (
+    DistributionPolicy,
+    Flow,
+    Latest,
+    Lockstep,
+    Queue,
+    Serve,
+    takes_some,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +207,19 @@ def _channel(
     sites: Sites, distribution: DistributionPolicy, writer: str, send: _Send, number: int
 ) -> Channel:
     name, reader = f"{writer}>{send.reader}:{number}", send.reader
-    lagged = send.carried and not send.scope
-    flow = distribution.flow(writer, reader) if lagged else Lockstep()
+    flow = _flow(distribution, writer, send)
     times = sites.times[send.values[0]]
     return Channel(name, writer, reader, send.values, send.scope, times, flow)
+
+
+def _flow(distribution: DistributionPolicy, writer: str, send: _Send) -> Flow:
+    """How a message flows, by where it is sent: inside a loop, or in a tick, or at its start."""
+    if send.scope:
+        return distribution.flow(writer, send.reader, (Serve,))
+    queue = distribution.flow(writer, send.reader, (Queue,))
+    if send.carried and not takes_some(queue):
+        return distribution.flow(writer, send.reader, (Lockstep, Latest))
+    return queue
 
 
 def _finish(

@@ -72,8 +72,8 @@ def owners(plan: Plan) -> dict[str, str]:
 
 def manner(plan: Plan, channel: Channel) -> str:
     """How a channel's values meet their readers: gathered, scattered, broadcast, or handed over."""
-    writers = plan.distribution.fragment(channel.writer).replicas
-    readers = plan.distribution.fragment(channel.reader).replicas
+    writers = plan.distribution.ends(channel.writer)
+    readers = plan.distribution.ends(channel.reader)
     values = [plan.graph.values[v] for v in channel.values]
     if any(v.part and v.axis is None for v in values) and writers > 1:
         return f"mean of {writers}"

@@ -1,150 +1,192 @@
-"""Channels inside a process: messages go by reference, gathered or scattered on arrival."""
+"""Channels: one way from a fragment to another, for any number of ends on both sides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
-
-from shoal.planning.plan import Plan
-from shoal.planning.program import Channel as PlannedChannel
-from shoal.runtime.fire import Gate
-from shoal.runtime.lower import Lowering, is_stacked
+from shoal.planning.policy import Latest, takes_some
+from shoal.runtime.fire import Counts, Gate, Turn, choose, may_put, may_take
+from shoal.runtime.gates import Sheet
 
 Message = dict[str, Any]
+DEPTH = 32  # turns of an end that a ledger remembers: more than any may have under way
+
+
+class Taken(NamedTuple):
+    """A message as its reader keeps it, and the version that each source made it from."""
+
+    message: Message
+    versions: tuple[int, ...]
+
+
+Receive = Callable[[Message, list[Turn]], Message]
 
 
 class Channel(Protocol):
-    """One way from a fragment to another; moves come in the order the gate allows."""
+    """One way from a fragment to another; a move is made only after leave was given."""
 
-    def put(self, writer: int, message: Message) -> None:
+    turnstile: Turnstile
+
+    def put(self, end: int, message: Message, version: int) -> None:
         """Hand over what one end of the writer has made."""
         ...
 
-    def take(self, reader: int) -> Message:
-        """The next message as one end of the reader sees it."""
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The next message as one end of the reader sees it.
+
+        What `receive` is given may lie in memory that is used again as soon as it returns.
+        """
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows `start` to `stop` of what one writer's end sends."""
+class Bell(Protocol):
+    """What a team sleeps by, and others wake it with."""
 
-    writer: int
-    start: int
-    stop: int
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        ...
 
-
-def pieces(rows: int, writers: int, readers: int) -> tuple[tuple[Piece, ...], ...]:
-    """For each reader's end, the pieces of the writers' ends that make up its rows."""
-    wide, narrow = rows // writers, rows // readers
-    found = []
-    for reader in range(readers):
-        first, last = reader * narrow, (reader + 1) * narrow
-        spans = [(w, max(first, w * wide), min(last, (w + 1) * wide)) for w in range(writers)]
-        found.append(tuple(Piece(w, a - w * wide, b - w * wide) for w, a, b in spans if a < b))
-    return tuple(found)
+    def ring(self) -> None:
+        """Wake who waits."""
+        ...
 
 
-def make_gate(plan: Plan, channel: PlannedChannel) -> Gate:
-    """What the firing machine has to know of a channel."""
-    writers, readers = plan.endpoints(channel.writer), plan.endpoints(channel.reader)
-    cut = pieces(plan.graph.envs, writers, readers)
-    rows = any(plan.graph.values[v].axis is not None for v in channel.values)
-    stacked = any(is_stacked(plan, channel.writer, v) for v in channel.values)
-    sources = []
-    for reader in range(readers):
-        wanted = {p.writer for p in cut[reader]} if rows else {reader % writers}
-        sources.append(tuple(range(writers)) if stacked else tuple(sorted(wanted)))
-    lag = channel.flow.lag
-    return Gate(channel.name, channel.writer, channel.reader, tuple(sources), lag, lag + 2)
+@dataclass
+class Bundle:
+    """The queues from which one reader takes the same turns, the first to come."""
+
+    gate: Gate
+    counts: list[Counts] = field(default_factory=list)
+    _seen: dict[Turn, int] = field(default_factory=dict)
+    _clock: Iterator[int] = field(default_factory=itertools.count)
+    _chosen: tuple[int, list[Turn]] = (-1, [])
+
+    def turns(self, tick: int) -> list[Turn] | None:
+        """The turns that `tick` uses; None while it has to wait for them."""
+        if self._chosen[0] == tick:
+            return self._chosen[1]
+        ledger = self.counts[0].ledger
+        assert ledger is not None
+        for turn in self._arrived(tick):
+            if turn not in self._seen:
+                self._seen[turn] = next(self._clock)
+        chosen = choose(self.gate, ledger, tick, self._seen)
+        if chosen is not None:
+            self._chosen = tick, chosen
+            for turn in chosen:
+                del self._seen[turn]
+                ledger.used[turn[0]] += 1
+        return chosen
+
+    def _arrived(self, tick: int) -> Iterator[Turn]:
+        """Turns of which all parts have come; who is looked at first changes."""
+        ledger = self.counts[0].ledger
+        assert ledger is not None
+        ends = len(ledger.used)
+        for i in range(ends):
+            end = (i + tick) % ends
+            whole = min(c.puts[end] for c in self.counts)
+            yield from ((end, number) for number in range(ledger.used[end], whole))
 
 
-class InProcessChannel:
-    """Messages kept until every reader's end that takes from the writer's end has had them."""
+@dataclass
+class Turnstile:
+    """A channel's gate and counts: says who may move, and numbers the messages."""
 
-    def __init__(self, plan: Plan, channel: PlannedChannel, reader: Lowering) -> None:
-        self._plan, self._channel, self._reader = plan, channel, reader
-        self._gate = make_gate(plan, channel)
-        writers = plan.endpoints(channel.writer)
-        self._kept: list[dict[int, Message]] = [{} for _ in range(writers)]
-        self._puts = [0] * writers
-        self._takes = [0] * len(self._gate.sources)
+    sheet: Sheet
+    counts: Counts
+    bundle: Bundle | None = None
+    fence: Callable[[], None] = lambda: None
+    taken: list[int] = field(default_factory=list)
+    readers: list[list[Bell]] = field(default_factory=list)  # to wake, by writer's end
+    writers: list[list[Bell]] = field(default_factory=list)  # to wake, by reader's end
 
-    def put(self, writer: int, message: Message) -> None:
-        """Keep a message for its readers."""
-        self._kept[writer][self._puts[writer]] = message
-        self._puts[writer] += 1
+    def __post_init__(self) -> None:
+        self.taken = [0] * self.sheet.readers
+        if takes_some(self.sheet.gate.flow):
+            assert self.bundle is not None
+            self.bundle.counts.append(self.counts)
 
-    def take(self, reader: int) -> Message:
-        """Hand over the next message, in the reader's rows and on its device."""
-        number = self._takes[reader]
-        self._takes[reader] += 1
-        sources = self._gate.sources[reader]
-        sent = {w: self._kept[w][number] for w in sources}
-        for writer in sources:
-            readers = [
-                t for t, s in zip(self._takes, self._gate.sources, strict=True) if writer in s
-            ]
-            if all(taken > number for taken in readers):
-                del self._kept[writer][number]
-        moved = {w: self._move(message, reader) for w, message in sent.items()}
-        if self._is_plain:
-            return moved[sources[0]]
-        return dict(zip(self._channel.values, self._join[reader](moved), strict=True))
+    def may_put(self, end: int) -> bool:
+        """Whether a writer's end has room for its next message."""
+        return may_put(self.sheet.gate, self.counts, end)
 
-    @cached_property
-    def _is_plain(self) -> bool:
-        return len(self._gate.sources) == 1 and self._plan.endpoints(self._channel.writer) == 1
+    def may_take(self, end: int, tick: int) -> bool:
+        """Whether a reader's end may take its next message."""
+        if self.bundle is not None:
+            turns = self.bundle.turns(tick)
+            return turns is not None and all(self.counts.puts[w] > n for w, n in turns)
+        return may_take(self.sheet.gate, self.counts, end, self.taken[end], tick)
 
-    def _move(self, message: Message, reader: int) -> Message:
-        """A message on the reader's device; on its first one if it is yet to be put together."""
-        mesh = self._reader.mesh
-        if mesh is not None and self._is_plain:
-            return {
-                k: jax.device_put(x, self._reader.sharding(k, reader)) for k, x in message.items()
-            }
-        where = (
-            self._reader.sharding("", reader)
-            if mesh is None
-            else SingleDeviceSharding(mesh.devices.flat[0])
-        )
-        return {
-            k: x if _is_there(x, where) else jax.device_put(x, where) for k, x in message.items()
-        }
+    def turns(self, end: int, tick: int) -> list[Turn]:
+        """The writers' ends that a reader's next take brings from, and the messages' numbers."""
+        gate = self.sheet.gate
+        if self.bundle is not None:
+            return self.bundle.turns(tick) or []
+        sources = gate.sources[end]
+        if not isinstance(gate.flow, Latest):
+            return [(w, self.taken[end]) for w in sources]
+        newest = self._begin(end)
+        return [(w, newest) for w in sources]
 
-    @cached_property
-    def _join(self) -> list[Callable[[Mapping[int, Message]], tuple[Any, ...]]]:
-        """For each reader's end, how its message is put together."""
-        plan, channel = self._plan, self._channel
-        cut = pieces(plan.graph.envs, plan.endpoints(channel.writer), len(self._gate.sources))
+    def _begin(self, end: int) -> int:
+        """The newest version, noted in the ledger if the reader's end is free to use it late."""
+        version, ledger = self._newest(end), self.counts.ledger
+        if self.sheet.gate.admits and ledger is not None:
+            ledger.begin(end, version)
+            self.fence()
+            # Had the writer gone on before it could see this, the newest is another by now.
+            while (newest := self._newest(end)) != version:
+                version = newest
+                ledger.amend(end, version)
+        return version
 
-        def part(name: str, reader: int, sent: Mapping[int, Message]) -> Any:
-            axis = plan.graph.values[name].axis
-            if is_stacked(plan, channel.writer, name) and not plan.one_program(channel.writer):
-                return jnp.stack([sent[w][name] for w in sorted(sent)])
-            if axis is None:
-                return sent[self._gate.sources[reader][0]][name]
-            rows = [
-                jax.lax.slice_in_dim(sent[p.writer][name], p.start, p.stop, axis=axis)
-                for p in cut[reader]
-            ]
-            return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis)
+    def again(self, end: int) -> list[Turn]:
+        """As `turns`, for a reader that found the newest written over while it looked."""
+        newest, ledger = self._newest(end), self.counts.ledger
+        if self.sheet.gate.admits and ledger is not None:
+            ledger.amend(end, newest)
+        return [(w, newest) for w in self.sheet.gate.sources[end]]
 
-        def join(reader: int) -> Callable[[Mapping[int, Message]], tuple[Any, ...]]:
-            together = jax.jit(lambda sent: tuple(part(v, reader, sent) for v in channel.values))
-            if self._reader.mesh is None:
-                return together
-            where = tuple(self._reader.sharding(v, reader) for v in channel.values)
-            return lambda sent: tuple(map(jax.device_put, together(sent), where))
+    def hear(self, readers: Sequence[Bell], writers: Sequence[Bell]) -> None:
+        """Wake these, given by end, when there is something for them."""
+        gate, count = self.sheet.gate, self.sheet.writers
+        self.readers = [
+            _each(readers[r] for r, sources in enumerate(gate.sources) if w in sources)
+            for w in range(count)
+        ]
+        self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
 
-        return [join(reader) for reader in range(len(self._gate.sources))]
+    def did_put(self, end: int) -> None:
+        """A writer's end has put its next message."""
+        self.counts.puts[end] += 1
+        for bell in self.readers[end] if self.readers else ():
+            bell.ring()
+
+    def let_go(self, end: int, turns: list[Turn]) -> None:
+        """A reader's end is done with messages: their room may be used again."""
+        self.taken[end] += 1
+        if self.bundle is not None:
+            for w, n in turns:
+                self.counts.takes[w] = n + 1
+        else:
+            self.counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
+        for bell in self.writers[end] if self.writers else ():
+            bell.ring()
+
+    def _newest(self, end: int) -> int:
+        return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
 
 
-def _is_there(x: Any, where: Any) -> bool:
-    return isinstance(x, jax.Array) and x.sharding == where
+def _each(bells: Iterable[Bell]) -> list[Bell]:
+    return list(dict.fromkeys(bells))
+
+
+def make_bundles(sheets: Mapping[str, Sheet]) -> dict[str, Bundle]:
+    """For each queue whose reader takes the first to come, what it is bundled with."""
+    some = {name: sheet for name, sheet in sheets.items() if takes_some(sheet.gate.flow)}
+    bundles = {sheet.gate.reader: Bundle(sheet.gate) for sheet in some.values()}
+    return {name: bundles[sheet.gate.reader] for name, sheet in some.items()}

@@ -6,51 +6,88 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from shoal.planning.plan import Plan
+from shoal.planning.policy import is_late
 from shoal.runtime.fire import Replica
-from shoal.runtime.program import Program
+from shoal.runtime.operations import Program
 
 Shown = dict[str, np.ndarray]
+LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
 
 
 class Collector:
-    """Takes each end's metrics of each tick; gives them back by whole ticks, in order."""
+    """Takes each end's metrics of each tick; gives them back by whole ticks, in order.
+
+    Free ends have ticks of their own: what they have shown since the last tick goes with the next.
+    """
 
     def __init__(self, plan: Plan, programs: list[Program]) -> None:
-        self._queue: queue.SimpleQueue[tuple[int, Replica, dict[str, Any]]] = queue.SimpleQueue()
-        self._ends = {p.fragment: plan.endpoints(p.fragment) for p in programs if p.metrics}
+        self._queue: queue.SimpleQueue[tuple[int, Replica, dict[str, Any], tuple[int, ...]]] = (
+            queue.SimpleQueue()
+        )
+        counted = [p for p in programs if p.fragment not in plan.free]
+        shows = [p for p in counted if p.metrics] or counted
+        self._ends = {p.fragment: plan.ends(p.fragment) for p in shows}
+        self._free = {p.fragment for p in programs if p.fragment in plan.free and p.metrics}
         self._axis = {m.outer: plan.graph.values[m.inner].axis for m in plan.graph.metrics}
+        self._shape = {m.outer: plan.graph.values[m.inner].shape for m in plan.graph.metrics}
+        self._measures = {c.writer for c in plan.channels if is_late(c.flow)} & set(self._ends)
         self._parts: dict[int, dict[Replica, dict[str, Any]]] = {}
+        self._lags: dict[int, list[int]] = {}
+        self._late: list[tuple[Replica, dict[str, Any]]] = []
+        self._names = {p.fragment: [name for name, _ in p.metrics] for p in programs}
         self._next = 0
 
-    def add(self, tick: int, replica: Replica, metrics: dict[str, Any]) -> None:
+    def add(
+        self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
+    ) -> None:
         """Take metrics as they lie on the device; never waits for them."""
-        if replica[0] not in self._ends:
+        if replica[0] not in self._ends and replica[0] not in self._free:
             return
         for x in metrics.values():
-            if isinstance(x, jax.Array):
+            if hasattr(x, "copy_to_host_async"):
                 x.copy_to_host_async()
-        self._queue.put((tick, replica, metrics))
+        self._queue.put((tick, replica, metrics, lags))
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Ticks whose metrics have all come in, in order."""
         while not self._queue.empty():
-            tick, replica, metrics = self._queue.get()
+            tick, replica, metrics, lags = self._queue.get()
+            if replica[0] in self._free:
+                self._late.append((replica, metrics))
+                continue
             self._parts.setdefault(tick, {})[replica] = metrics
+            if replica[0] in self._measures:
+                self._lags.setdefault(tick, []).extend(lags)
         while len(self._parts.get(self._next, ())) == sum(self._ends.values()) > 0:
-            yield self._next, self._joined(self._parts.pop(self._next))
+            shown = self._joined(sorted(self._parts.pop(self._next).items(), key=lambda x: x[0]))
+            shown |= self._joined_late()
+            if self._measures:
+                shown[LAG] = np.array(self._lags.pop(self._next, []), np.int64)
+            yield self._next, shown
             self._next += 1
 
-    def _joined(self, parts: dict[Replica, dict[str, Any]]) -> Shown:
+    def _joined(self, parts: list[tuple[Replica, dict[str, Any]]]) -> Shown:
         shown: dict[str, list[np.ndarray]] = {}
-        for replica in sorted(parts):
-            for name, x in parts[replica].items():
+        for _, metrics in parts:
+            for name, x in metrics.items():
                 shown.setdefault(name, []).append(np.asarray(x))
         return {name: self._join(name, xs) for name, xs in shown.items()}
 
+    def _joined_late(self) -> Shown:
+        late, self._late = self._late, []
+        found = self._joined(late)
+        for fragment in self._free:
+            for name in self._names[fragment]:
+                axis, shape = self._axis[name], self._shape[name]
+                if name not in found and axis is not None:
+                    found[name] = np.zeros((*shape[:axis], 0, *shape[axis + 1 :]), np.float32)
+        return found
+
     def _join(self, name: str, xs: list[np.ndarray]) -> np.ndarray:
         axis = self._axis[name]
-        return xs[0] if axis is None or len(xs) == 1 else np.concatenate(xs, axis)
+        if axis is not None and len(xs) > 1:
+            return np.concatenate(xs, axis)
+        return xs[0]

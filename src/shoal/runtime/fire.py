@@ -1,15 +1,20 @@
-"""When a replica may go on: a pure state machine that all backends share.
+"""When a replica may go on: pure decisions that all backends share.
 
-A replica runs until it reaches a move (a take or a put) and asks for it; the machine answers when
-the move may happen, and hears when it has. Backends carry this out; they decide nothing.
+A replica runs until it reaches a move (a take or a put) and asks for it. Whether the move may
+happen depends on the channel's gate and counts alone, so that whoever sees the counts, a thread or
+a process, decides alike. Backends carry this out; they decide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from dataclasses import dataclass
+
+from shoal.planning.policy import Flow, Latest, Queue, lag_of, takes_some
 
 Replica = tuple[str, int]
+Turn = tuple[int, int]  # a free replica's end, and which of its turns
+NEVER = 2**62  # the version of what depends on nothing that can be late
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,120 +25,100 @@ class Gate:
     writer: str
     reader: str
     sources: tuple[tuple[int, ...], ...]
-    lag: int
+    flow: Flow
     capacity: int
+    admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
+    bound: int | None = None  # how many ticks late a turn may be used that a free writer began
+
+    @property
+    def lag(self) -> int:
+        """How many messages are there before the first is made."""
+        return lag_of(self.flow)
 
 
-@dataclass(frozen=True, slots=True)
-class Wants:
-    """A replica has reached a move and waits for leave."""
+@dataclass(slots=True)
+class Ledger:
+    """What free replicas have begun, from which version, and how much of it was used."""
 
-    replica: Replica
-    channel: str
-    takes: bool
+    begun: MutableSequence[int]
+    used: MutableSequence[int]
+    versions: MutableSequence[int]  # of each end's newest `depth` turns, in a ring
+    depth: int
 
+    def begin(self, end: int, version: int) -> None:
+        """Note a turn that an end begins from `version`."""
+        self.versions[end * self.depth + self.begun[end] % self.depth] = version
+        self.begun[end] += 1
 
-@dataclass(frozen=True, slots=True)
-class Did:
-    """A replica has made its move."""
+    def amend(self, end: int, version: int) -> None:
+        """The turn begun last is made from a newer version."""
+        self.versions[end * self.depth + (self.begun[end] - 1) % self.depth] = version
 
-    replica: Replica
-    channel: str
-    takes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A replica has done its last tick."""
-
-    replica: Replica
-
-
-Event = Wants | Did | Ended
+    def under_way(self) -> Iterator[tuple[Turn, int]]:
+        """Turns that are begun and not used, with their versions."""
+        for end, used in enumerate(self.used):
+            for number in range(used, self.begun[end]):
+                yield (end, number), self.versions[end * self.depth + number % self.depth]
 
 
-@dataclass(frozen=True, slots=True)
-class Fire:
-    """The replica may make its move."""
+@dataclass(slots=True)
+class Counts:
+    """What has moved through a channel so far; may lie in memory shared by processes."""
 
-    replica: Replica
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """Nobody can go on; `waits` says who waits for what."""
-
-    waits: tuple[str, ...]
+    puts: MutableSequence[int]  # by writer's end
+    takes: MutableSequence[int]  # let go, by reader's end; where some are taken, by writer's end
+    ledger: Ledger | None = None
 
 
-Action = Fire | Stuck
+def may_put(gate: Gate, counts: Counts, end: int) -> bool:
+    """Whether a writer's end has room for its next message."""
+    if isinstance(gate.flow, Latest):
+        return True
+    if takes_some(gate.flow):
+        return counts.puts[end] - counts.takes[end] < gate.capacity
+    readers = (counts.takes[r] for r, sources in enumerate(gate.sources) if end in sources)
+    return counts.puts[end] - min(readers, default=counts.puts[end]) < gate.capacity
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What has moved so far, and who waits."""
-
-    gates: Mapping[str, Gate]
-    running: frozenset[Replica]
-    puts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    takes: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    waiting: Mapping[Replica, Wants] = field(default_factory=dict)
-
-
-def on_event(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
-    """The next state, and who may go on now."""
-    match event:
-        case Wants(replica, channel, _):
-            if allowed(state, event):
-                return state, (Fire(replica),)
-            waiting = {**state.waiting, replica: event}
-            state = replace(state, waiting=waiting, running=state.running - {replica})
-        case Did(replica, channel, takes):
-            key = (channel, replica[1])
-            if takes:
-                state = replace(state, takes={**state.takes, key: state.takes.get(key, 0) + 1})
-            else:
-                state = replace(state, puts={**state.puts, key: state.puts.get(key, 0) + 1})
-            return _release(state, channel)
-        case Ended(replica):
-            state = replace(state, running=state.running - {replica})
-    if not state.running and state.waiting:
-        return state, (Stuck(tuple(waits(state))),)
-    return state, ()
+def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> bool:
+    """Whether a reader's end, which has taken `taken` messages, may take its next at `tick`."""
+    flow = gate.flow
+    if isinstance(flow, Latest):
+        newest = min(counts.puts[w] for w in gate.sources[end]) - 1
+        if gate.admits:
+            assert counts.ledger is not None
+            ahead = counts.ledger.begun[end] - counts.ledger.used[end]
+            return newest >= 0 and ahead < gate.admits
+        return newest >= (0 if flow.max_lag is None else max(0, tick - flow.max_lag))
+    return all(counts.puts[w] > taken for w in gate.sources[end])
 
 
-def allowed(state: State, event: Wants) -> bool:
-    """Whether a move may happen now."""
-    gate, end = state.gates[event.channel], event.replica[1]
-    if event.takes:
-        taken = state.takes.get((gate.name, end), 0)
-        return all(state.puts.get((gate.name, w), 0) + gate.lag > taken for w in gate.sources[end])
-    put = state.puts.get((gate.name, end), 0)
-    slowest = min(
-        (
-            state.takes.get((gate.name, r), 0)
-            for r, from_ in enumerate(gate.sources)
-            if end in from_
-        ),
-        default=put,
-    )
-    return put + gate.lag - slowest < gate.capacity
+def choose(gate: Gate, ledger: Ledger, tick: int, arrived: Mapping[Turn, int]) -> list[Turn] | None:
+    """Which turns a reader that takes the first to come uses at `tick`; None: it has to wait.
+
+    `arrived` says when each turn came that has come and wasn't used yet. Turns that could not be
+    used within their bound if they waited go first, so the reader waits for them if it must.
+    """
+    assert isinstance(gate.flow, Queue)
+    assert isinstance(gate.flow.take, int)
+    take, order = gate.flow.take, sorted(arrived, key=lambda turn: (arrived[turn], turn))
+    chosen: list[Turn] = []
+    if gate.bound is not None:
+        due = [(v + gate.bound, turn) for turn, v in ledger.under_way()]
+        for deadline in sorted({d for d, _ in due}):
+            urgent = [turn for d, turn in due if d <= deadline]
+            could_wait = take * max(0, deadline - tick)
+            needed = len(urgent) - could_wait - len(chosen)
+            first = [turn for turn in order if turn in urgent and turn not in chosen]
+            if needed > len(first):
+                return None
+            chosen += first[: max(0, needed)]
+    chosen += [turn for turn in order if turn not in chosen][: max(0, take - len(chosen))]
+    return sorted(chosen) if len(chosen) == take else None
 
 
-def _release(state: State, channel: str) -> tuple[State, tuple[Action, ...]]:
-    """Let those go on who waited at `channel` and now may."""
-    free = [w for w in state.waiting.values() if w.channel == channel and allowed(state, w)]
-    if not free:
-        return state, ()
-    gone = {w.replica for w in free}
-    waiting = {r: w for r, w in state.waiting.items() if r not in gone}
-    state = replace(state, waiting=waiting, running=state.running | gone)
-    return state, tuple(Fire(w.replica) for w in free)
-
-
-def waits(state: State) -> Iterator[str]:
+def waits(wants: Iterable[tuple[Replica, Gate, bool]]) -> Iterator[str]:
     """Who waits for whom, a line each."""
-    for (fragment, end), want in state.waiting.items():
-        gate = state.gates[want.channel]
-        other = gate.writer if want.takes else gate.reader
+    for (fragment, end), gate, takes in wants:
+        other = gate.writer if takes else gate.reader
         yield f"{fragment}[{end}] waits for {other} on {gate.name}"

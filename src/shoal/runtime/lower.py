@@ -19,7 +19,7 @@ from shoal.planning.assign import assign_stages
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Repeat
-from shoal.runtime.program import Room, Segment, Slice, Stack, Work
+from shoal.runtime.operations import Room, Segment, Slice, Stack, Work
 from shoal.tracing.agreeing import agreeing
 from shoal.tracing.interpret import run_code
 from shoal.tracing.jaxprs import Fixed, bind
@@ -40,6 +40,7 @@ class Lowering:
 
     plan: Plan
     fragment: str
+    rows: int = 0  # environments of one end, if others than the plan says
 
     def __post_init__(self) -> None:
         # Traced here and now: inside a program over several devices a trace would keep its mesh.
@@ -47,8 +48,8 @@ class Lowering:
 
     @cached_property
     def replicas(self) -> int:
-        """Replicas of the fragment."""
-        return self.plan.distribution.fragment(self.fragment).replicas
+        """In how many shares the fragment's environments are dealt with."""
+        return self.plan.distribution.ends(self.fragment)
 
     @cached_property
     def one_program(self) -> bool:
@@ -59,7 +60,8 @@ class Lowering:
     def graph(self) -> Graph:
         """The graph as one replica sees it: with its own share of the environments."""
         whole = self.plan.graph
-        traced = whole.origin.at(whole.envs // self.replicas, self.replicas)
+        rows = self.rows or self.plan.batch(self.fragment) // self.replicas
+        traced = whole.origin.at(rows, self.replicas)
         return assign_stages(traced, self.plan.distribution)[0]
 
     @cached_property
@@ -83,7 +85,7 @@ class Lowering:
         """Values that arrive as one from each replica of their writer, to be agreed on here."""
         return frozenset(
             v for c in self.plan.channels if c.reader == self.fragment
-            for v in c.values if is_stacked(self.plan, c.writer, v)
+            for v in c.values if self.plan.is_stacked(c.writer, v)
         )  # fmt: skip
 
     @cached_property
@@ -107,23 +109,34 @@ class Lowering:
         """Replicas that share a device, batched into one."""
         return self.replicas // (self.mesh.size if self.mesh else 1) if self.one_program else 1
 
+    @cached_property
+    def local(self) -> Any:
+        """The device that an end of this process runs on."""
+        return self.devices[0]
+
     def sharding(self, value: str, endpoint: int) -> Any:
         """Where a value lives when this fragment holds it."""
         if self.mesh is None:
-            return SingleDeviceSharding(self.devices[endpoint % len(self.devices)])
+            device = self.plan.place_of(self.fragment, endpoint).device
+            return SingleDeviceSharding(jax.devices(device.kind)[device.index])
         return NamedSharding(self.mesh, spec(self.lay(value)))
 
     def compile(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
         """A segment as a jitted function of what it reads."""
+        work = self.work(segment)
+        donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
+        spread = self.spread(work, self.lays(segment.reads), self.lays(segment.writes))
+        return self.jit(spread, donated)
+
+    def work(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
+        """A segment as a function of what it reads, for one replica."""
 
         def work(*args: Any) -> tuple[Any, ...]:
             env = dict(zip(segment.reads, args, strict=True))
             self.run(segment.work, env)
             return tuple(env[name] for name in segment.writes)
 
-        donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
-        spread = self.spread(work, self.lays(segment.reads), self.lays(segment.writes))
-        return self.jit(spread, donated)
+        return work
 
     def jit(self, work: Callable[..., Any], donated: Iterable[int]) -> Callable[..., Any]:
         """Compile for the fragment's devices."""
@@ -258,12 +271,6 @@ def _over_lanes(
         return tuple(together(x, lay) for x, lay in zip(results, outs, strict=True))
 
     return batched
-
-
-def is_stacked(plan: Plan, writer: str, value: str) -> bool:
-    """Whether a value crosses as one from each replica, because replicas differ on it."""
-    spec = plan.graph.values[value]
-    return spec.part and spec.axis is None and plan.distribution.fragment(writer).replicas > 1
 
 
 def room(value: Value) -> Any:

@@ -4,97 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from shoal.graph.ir import Loop
 from shoal.planning.plan import Plan
-from shoal.planning.program import Call, Do, Instruction, Put, Repeat, Take, communicates
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Take this turn's slice of a looped-over array."""
-
-    outer: str
-    inner: str
-    index: str
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Make room for what a loop stacks."""
-
-    outer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Write this turn's value into the room made for it."""
-
-    inner: str
-    outer: str
-    index: str
-
-
-Work = Do | Repeat | Slice | Room | Stack
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Work that compiles to one XLA program."""
-
-    work: tuple[Work, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    donates: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """A loop that waits for others, turned by Python."""
-
-    loop: Loop
-    index: str
-    renames: tuple[tuple[str, str], ...]
-    carries: tuple[Any, ...]
-    body: tuple[Operation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A take or a put on a channel."""
-
-    channel: str
-    takes: bool
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """A call of Python between segments."""
-
-    node: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-Operation = Segment | Turns | Move | HostCall
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What one fragment does in a tick, what it carries to the next, and what it shows."""
-
-    fragment: str
-    operations: tuple[Operation, ...]
-    carry: tuple[tuple[str, str], ...]
-    constants: tuple[str, ...]
-    metrics: tuple[tuple[str, str], ...]
-
-    @property
-    def compiles_whole(self) -> bool:
-        """Whether the tick is a single segment, so that many ticks can run in one call."""
-        return len(self.operations) == 1 and isinstance(self.operations[0], Segment)
+from shoal.planning.program import (
+    Call,
+    Do,
+    Instruction,
+    Put,
+    Repeat,
+    Take,
+    communicates,
+    instructions,
+)
+from shoal.runtime.operations import (
+    Hand,
+    HostCall,
+    Move,
+    Operation,
+    Program,
+    Room,
+    Segment,
+    Slice,
+    Stack,
+    Turns,
+    Work,
+    walk,
+)
 
 
 def write_program(plan: Plan, fragment: str) -> Program:
@@ -147,32 +85,67 @@ class _Draft:
                 pending.append(work)
             match item:
                 case Take() | Put():
-                    yield from _segment(pending, self)
+                    yield from self._gathered(pending, loop)
                     channel = next(c for c in self.plan.channels if c.name == item.channel)
                     yield Move(item.channel, isinstance(item, Take), channel.values)
                 case Call():
-                    yield from _segment(pending, self)
+                    yield from self._gathered(pending, loop)
                     node = self.plan.sites.nodes[item.node]
                     yield HostCall(item.node, node.reads, node.writes)
                 case Repeat() if communicates(item.body):
                     turned = self.loops[item.loop]
-                    pending += [Room(s.outer) for s in turned.stacks if self._makes(s.inner)]
-                    yield from _segment(pending, self)
+                    rooms = [Room(s.outer) for s in turned.stacks if self._makes(s.inner)]
+                    by_hand = [r for r in rooms if self._is_by_hand(r, turned)]
+                    pending += [r for r in rooms if r not in by_hand]
+                    yield from self._gathered(pending, loop)
+                    yield from _hand(by_hand, self)
                     yield self._turns(item, turned)
                 case _:
                     pending.append(item)  # type: ignore[arg-type]
             if loop is not None:
                 pending += self._stacks(item, loop)
-        yield from _segment(pending, self)
+        yield from self._gathered(pending, loop)
+
+    def _gathered(self, pending: list[Work], loop: Loop | None) -> Iterator[Operation]:
+        """Pending work as segments, with what is done by hand apart: slices first, stacks last."""
+        by_hand = [w for w in pending if loop is not None and self._is_by_hand(w, loop)]
+        slices = [w for w in by_hand if isinstance(w, Slice)]
+        compiled = [w for w in pending if w not in by_hand]
+        pending.clear()
+        yield from _hand(slices, self)
+        yield from _segment(compiled, self)
+        yield from _hand([w for w in by_hand if w not in slices], self)
+
+    def _is_by_hand(self, work: Work, loop: Loop) -> bool:
+        """Whether NumPy does a slice or stack: Python's own loops, of anything but keys."""
+        match work:
+            case Slice(value) | Room(value) | Stack(_, value):
+                is_key = self.plan.graph.values[value].dtype.startswith("key<")
+                return loop.name in self.by_hand and not is_key
+            case _:
+                return False
+
+    @cached_property
+    def by_hand(self) -> frozenset[str]:
+        """Loops that call out of XLA in every turn, or whose turns are served in any order."""
+        served = self.plan.distribution.clients(self.fragment) is not None
+        turned = [
+            i for i in instructions(self.plan.programs[self.fragment]) if isinstance(i, Repeat)
+        ]
+        return frozenset(
+            i.loop for i in turned
+            if communicates(i.body) and (served or any(isinstance(x, Call) for x in i.body))
+        )  # fmt: skip
 
     def _turns(self, item: Repeat, loop: Loop) -> Turns:
         owned = tuple(c for c in loop.carries if not c.unchanged and self._makes(c.after))
         same = tuple(
             (c.first, name) for c in loop.carries if c.unchanged for name in (c.before, c.final)
         )
-        return Turns(
-            loop, f"{loop.name}:turn", same, owned, tuple(self.operations(item.body, loop))
-        )
+        turns = range(loop.length)
+        order = turns[::-1] if loop.reverse else turns
+        body = tuple(self.operations(item.body, loop))
+        return Turns(order, f"{loop.name}:turn", same, owned, body)
 
     def _due(self, item: Instruction, loop: Loop | None, sliced: set[str]) -> list[Slice]:
         if loop is None or isinstance(item, Take | Put):
@@ -246,17 +219,18 @@ def _segment(pending: list[Work], draft: _Draft) -> Iterator[Segment]:
     pending.clear()
 
 
-def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Every operation, those inside turned loops included."""
-    for operation in operations:
-        yield operation
-        if isinstance(operation, Turns):
-            yield from walk(operation.body)
+def _hand(work: list[Any], draft: _Draft) -> Iterator[Hand]:
+    """Work done by hand, if there is any."""
+    reads = {r for w in work for r in draft.reads(w)}
+    if work:
+        yield Hand(
+            tuple(work), tuple(sorted(reads)), tuple(w for x in work for w in draft.writes(x))
+        )
 
 
 def _reads(operation: Operation) -> set[str]:
     match operation:
-        case Segment() | HostCall():
+        case Segment() | HostCall() | Hand():
             return set(operation.reads)
         case Move():
             return set() if operation.takes else set(operation.values)
@@ -267,7 +241,7 @@ def _reads(operation: Operation) -> set[str]:
 
 def _writes(operation: Operation) -> set[str]:
     match operation:
-        case Segment() | HostCall():
+        case Segment() | HostCall() | Hand():
             return set(operation.writes)
         case Move():
             return set(operation.values) if operation.takes else set()
@@ -298,8 +272,8 @@ def _map(
         match operation:
             case Segment():
                 yield change(operation)
-            case Turns(loop, index, renames, carries, body):
-                yield Turns(loop, index, renames, carries, tuple(_map(body, change)))
+            case Turns(order, index, renames, carries, body):
+                yield Turns(order, index, renames, carries, tuple(_map(body, change)))
             case _:
                 yield operation
 

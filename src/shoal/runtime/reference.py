@@ -13,6 +13,7 @@ import jax
 from shoal.graph.ir import Carry, Glue, Graph, Link, Loop, Node
 from shoal.planning.homes import EVERYWHERE, crossings
 from shoal.planning.plan import Plan
+from shoal.planning.policy import lag_of
 from shoal.tracing.interpret import interpret
 from shoal.tracing.jaxprs import Code
 
@@ -33,7 +34,10 @@ class Delayed:
     def lags(self) -> dict[tuple[str, str], int]:
         """How many ticks a fragment is behind on a carried value."""
         return {
-            (c.reader, v): c.flow.lag for c in self.plan.channels for v in c.values if c.flow.lag
+            (c.reader, v): lag_of(c.flow)
+            for c in self.plan.channels
+            for v in c.values
+            if lag_of(c.flow)
         }
 
     @cached_property

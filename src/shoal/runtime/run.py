@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import jax
 
-from shoal.errors import RunError, ShoalError, UnknownNameError
+from shoal.errors import RunError, ShoalError, UnknownNameError, user_place
 from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
@@ -21,7 +21,6 @@ from shoal.runtime.pieces import Inline, Pieces, Threaded
 from shoal.runtime.program import write_program
 from shoal.runtime.whole import Whole
 from shoal.runtime.worker import Failure
-from shoal.tracing.jaxprs import user_place
 
 BACKENDS = {"inline": Inline, "threads": Threaded}
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
@@ -112,11 +111,7 @@ def make_run(plan: Plan, backend: str, tree: Any) -> Going:
     """Everything that a run needs, ready to start: one program, or pieces."""
     values = dict(zip(plan.graph.inputs, jax.tree.leaves(tree), strict=True))
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
-    if (
-        len(programs) == 1
-        and plan.endpoints(programs[0].fragment) == 1
-        and programs[0].compiles_whole
-    ):
+    if len(programs) == 1 and plan.ends(programs[0].fragment) == 1 and programs[0].compiles_whole:
         return Whole(plan, programs[0], values)
     return BACKENDS[backend](Pieces(plan, programs, values))
 

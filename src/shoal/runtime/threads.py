@@ -1,88 +1,73 @@
-"""The threads backend: a thread for each worker, and the firing machine behind one lock."""
+"""The threads backend: a thread for each team, each sleeping by a bell of its own."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
-from shoal.errors import RunError
-from shoal.runtime.fire import Did, Ended, Event, Fire, Gate, Replica, State, Stuck, Wants, on_event
 from shoal.runtime.limit import Limit
-from shoal.runtime.worker import Failure, Worker
+from shoal.runtime.team import Stopped, Team
+from shoal.runtime.worker import Failure
 
 
-class Stopped(Exception):
-    """Raised in workers that wait when the run stops."""
+class ThreadBell:
+    """Wakes a thread; after `halt` nobody sleeps any more."""
 
+    def __init__(self, halt: threading.Event) -> None:
+        self._event, self._halt = threading.Event(), halt
 
-class Crossing:
-    """The firing machine, shared by threads: each waits here until its move is allowed."""
-
-    def __init__(self, gates: dict[str, Gate], replicas: Iterable[Replica]) -> None:
-        self._lock = threading.Lock()
-        replicas = list(replicas)
-        self._state = State(gates, frozenset(replicas))
-        self._leave = {r: threading.Semaphore(0) for r in replicas}
-        self._stopped = False
-        self.failure: Failure | None = None
-
-    def tell(self, event: Event) -> None:
-        """Report an event; returns once the reporting replica may go on."""
-        with self._lock:
-            self._state, actions = on_event(self._state, event)
-            for action in actions:
-                self._carry_out(action)
-        if isinstance(event, Wants):
-            self._leave[event.replica].acquire()
-        if self._stopped:
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        self._event.clear()
+        if not self._halt.is_set() and not ready():
+            self._event.wait(seconds)
+        if self._halt.is_set():
             raise Stopped
 
-    def _carry_out(self, action: Fire | Stuck) -> None:
-        match action:
-            case Fire(replica):
-                self._leave[replica].release()
-            case Stuck(waits):
-                error = RunError(
-                    "the plan is stuck: " + "; ".join(waits), "This is a fault of Shoal's planner."
-                )
-                self._stop(Failure(("plan", 0), 0, error))
-
-    def stop(self, failure: Failure | None = None) -> None:
-        """Let nobody move any more; the first failure is kept."""
-        with self._lock:
-            self._stop(failure)
-
-    def _stop(self, failure: Failure | None) -> None:
-        self.failure = self.failure or failure
-        self._stopped = True
-        for leave in self._leave.values():
-            leave.release()
+    def ring(self) -> None:
+        """Wake who waits."""
+        self._event.set()
 
 
-def run_threads(
-    workers: Iterable[Worker], gates: dict[str, Gate], limit: Limit
-) -> tuple[Crossing, list[threading.Thread]]:
-    """Start a thread for each worker; the caller joins them, and reads the crossing's failure."""
-    workers = list(workers)
-    crossing = Crossing(gates, [w.replica for w in workers])
+class Threads:
+    """Teams on threads: the first failure stops all."""
 
-    def work(worker: Worker) -> None:
+    def __init__(
+        self, teams: Sequence[Team], bells: Sequence[ThreadBell], halt: threading.Event
+    ) -> None:
+        self._teams, self._bells, self._halt = teams, bells, halt
+        self.failure: Failure | None = None
+        self.threads: list[threading.Thread] = []
+
+    def start(self, limit: Limit) -> None:
+        """Start a thread for each team."""
+        self.threads = [
+            threading.Thread(target=self._work, args=(team, limit), name=team.name, daemon=True)
+            for team in self._teams
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _work(self, team: Team, limit: Limit) -> None:
         try:
-            for event in worker.ticks(limit):
-                crossing.tell(event)
-                assert isinstance(event, Wants | Did)
-            crossing.tell(Ended(worker.replica))
+            team.turn(limit)
         except Stopped:
             return
+        except Failure as failure:
+            self.stop(failure)
         except BaseException as error:
-            crossing.stop(Failure(worker.replica, worker.tick, error))
+            self.stop(Failure((team.name, 0), 0, error))
 
-    threads = [
-        threading.Thread(
-            target=work, args=(w,), name=f"{w.replica[0]}[{w.replica[1]}]", daemon=True
-        )
-        for w in workers
-    ]
-    for thread in threads:
-        thread.start()
-    return crossing, threads
+    def stop(self, failure: Failure | None = None) -> None:
+        """Let nobody sleep any more; the first failure is kept."""
+        self.failure = self.failure or failure
+        self._halt.set()
+        for bell in self._bells:
+            bell.ring()
+
+    def alive(self) -> bool:
+        """Whether any team that counts ticks is still turning; if none, free ones stop too."""
+        counted = [t for t, team in zip(self.threads, self._teams, strict=True) if not team.is_free]
+        if not any(t.is_alive() for t in counted):
+            self.stop()
+        return any(t.is_alive() for t in self.threads)

@@ -14,6 +14,7 @@ from shoal.graph.show import table
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policies import fused
+from shoal.planning.policy import lag_of
 from shoal.runtime.reference import run_reference
 from shoal.runtime.run import run
 
@@ -40,7 +41,7 @@ class Verification:
         return self.largest <= TOLERANCE
 
     def __str__(self) -> str:
-        lag = max((c.flow.lag for c in self.plan.channels), default=0)
+        lag = max((lag_of(c.flow) for c in self.plan.channels), default=0)
         against = f"the fused program with a delay of {lag}" if lag else "the fused program"
         verdict = "the same numbers" if self.holds else "DIFFERENT NUMBERS"
         rows = [
@@ -58,7 +59,7 @@ def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> V
     start = graph.origin.start(0, graph.envs) if state is None else state
     got = run(plan, backend, ticks=ticks, state=start).values
     # A host stage can't be in the fused plan, but the reference calls it where it stands.
-    if any(c.flow.lag for c in plan.channels) or any(s.host for s in graph.stages):
+    if any(lag_of(c.flow) for c in plan.channels) or any(s.host for s in graph.stages):
         wanted = run_reference(
             plan, dict(zip(graph.inputs, jax.tree.leaves(start), strict=True)), ticks
         )

@@ -17,7 +17,7 @@ from shoal.runtime.blame import Good, bad_metrics, not_finite
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
 from shoal.runtime.lower import PART, Lay, Lowering
-from shoal.runtime.program import Program, Segment
+from shoal.runtime.operations import Program, Segment
 from shoal.runtime.worker import Failure
 
 MOST_TICKS = 64

@@ -1,30 +1,37 @@
-"""A worker: one end of a fragment, its values, and its program turned tick by tick."""
+"""One end of a fragment: its values, and its program turned tick by tick. Needs no JAX itself."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from shoal.errors import RunError
-from shoal.graph.ir import Stage
-from shoal.planning.plan import Plan
+from shoal.errors import RowError, RunError, ShoalError, user_place
 from shoal.runtime.channels import Channel, Message
-from shoal.runtime.fire import Did, Replica, Wants
+from shoal.runtime.fire import NEVER, Replica, Turn
 from shoal.runtime.limit import Limit
-from shoal.runtime.lower import Lowering
-from shoal.runtime.program import HostCall, Move, Operation, Program, Segment, Turns, walk
-from shoal.tracing.interpret import call_host
-from shoal.tracing.jaxprs import Fixed, user_place
+from shoal.runtime.operations import (
+    Hand,
+    HostCall,
+    Move,
+    Operation,
+    Program,
+    Room,
+    Segment,
+    Slice,
+    Stack,
+    Turns,
+)
+from shoal.tracing.hosting import Task
 
 KEEP_EVERY, KEPT = 16, 4
 Metrics = dict[str, Any]
-Report = Callable[[int, Replica, Metrics], None]
+Lags = tuple[int, ...]
+Report = Callable[[int, Replica, Metrics, Lags], None]
 
 
 class Failure(Exception):
@@ -44,24 +51,55 @@ class Kept:
     sent: dict[str, tuple[Message, ...]]
 
 
-@dataclass(frozen=True)
-class Crew:
-    """What all ends of one fragment share: its program and the compiled segments."""
+class Crew(Protocol):
+    """What all ends of one fragment share: its program, and the means to run it."""
 
-    plan: Plan
-    lowering: Lowering
     program: Program
-    compiled: Mapping[int, Callable[..., Any]]
+    tasks: Mapping[str, Task]
+    rows: int
+    is_served: bool
+    is_free: bool
+
+    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
+        """What a segment makes of what it reads."""
+        ...
+
+    def share(self, name: str, x: Any, end: int) -> Any:
+        """An end's own rows of a value that all carry together, in memory of its own."""
+        ...
+
+    def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        """A message in memory of the crew's own, where its segments want it."""
+        ...
+
+    def copy(self, x: Any) -> Any:
+        """A copy that nothing else changes."""
+        ...
+
+    def room(self, name: str) -> np.ndarray:
+        """An array to be filled, turn by turn."""
+        ...
 
 
-def make_crew(plan: Plan, lowering: Lowering, program: Program) -> Crew:
-    """Compile lazily, once for all ends."""
-    segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
-    return Crew(plan, lowering, program, {id(s): lowering.compile(s) for s in segments})
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """An end has reached a move and waits for leave."""
+
+    channel: str
+    takes: bool
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """An end of a server has reached a segment, and wants its results."""
+
+    segment: Segment
+    args: list[Any]
 
 
 class Worker:
-    """One end of a fragment: a replica, or all of them where they run as one program."""
+    """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
 
     def __init__(
         self,
@@ -75,102 +113,128 @@ class Worker:
         self.tick = 0
         self.broken = False
         self.kept: deque[Kept] = deque(maxlen=KEPT)
+        self._lags: list[int] = []
         self._sent: dict[str, deque[Message]] = {}
+        self._version = NEVER
         self._crew, self._channels, self._report = crew, channels, report
         held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
-        self._env = {name: self._share(name, state[name]) for name in held}
+        self._env = {name: crew.share(name, state[name], end) for name in held}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this end turns at its own pace."""
+        return self._crew.is_free
 
     @property
     def carried(self) -> dict[str, Any]:
         """What this end carries between ticks."""
         return {before: self._env[before] for before, _ in self._crew.program.carry}
 
-    def prime(self, channel: str, lag: int) -> None:
+    def prime(self, channel: str, lag: int, values: tuple[str, ...]) -> None:
         """Send what a lagged reader sees before the first tick: what this end starts from."""
-        values = next(c.values for c in self._crew.plan.channels if c.name == channel)
         self._sent[channel] = deque(maxlen=lag)
-        for _ in range(lag):
+        for age in range(lag):
+            self._version = age - lag
             self._put(channel, values)
 
-    def ticks(self, limit: Limit) -> Iterator[Wants | Did]:
-        """Turn ticks up to the limit; every move is announced before and after it is made."""
+    def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
+        """Turn ticks up to the limit; every move is announced before it is made."""
         program = self._crew.program
-        while limit.may_start(self.tick):
+        while self.is_free or limit.may_start(self.tick):
             if self.tick % KEEP_EVERY == 0:
                 self._keep()
             self.broken = True
+            self._version = NEVER if self.is_free else self.tick
+            self._lags.clear()
             yield from self._run(program.operations)
-            self._report(self.tick, self.replica, {m: self._env[v] for m, v in program.metrics})
+            shown = {m: self._env[v] for m, v in program.metrics}
+            self._report(self.tick, self.replica, shown, tuple(self._lags))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
             self.broken = False
 
-    def _run(self, operations: tuple[Operation, ...]) -> Iterator[Wants | Did]:
-        env = self._env
+    def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
+        env, crew = self._env, self._crew
         for operation in operations:
             match operation:
                 case Segment(_, reads, writes):
-                    results = self._crew.compiled[id(operation)](*[env[r] for r in reads])
+                    args = [env[r] for r in reads]
+                    if crew.is_served:
+                        results = yield Runs(operation, args)
+                    else:
+                        results = crew.run(operation, args)
                     env.update(zip(writes, results, strict=True))
                 case Move(channel, takes, values):
-                    yield Wants(self.replica, channel, takes)
+                    yield Wants(channel, takes, self.tick)
                     if takes:
-                        env.update(self._channels[channel].take(self.replica[1]))
+                        self._take(channel)
                     else:
                         self._put(channel, values)
-                    yield Did(self.replica, channel, takes)
+                case Hand(work):
+                    self._by_hand(work)
                 case Turns():
                     yield from self._turn(operation)
                 case HostCall(node):
-                    self._call(node)
+                    self._call(crew.tasks[node])
+
+    def _take(self, channel: str) -> None:
+        receive = partial(self._crew.receive, channel)
+        taken = self._channels[channel].take(self.replica[1], self.tick, receive)
+        self._env.update(taken.message)
+        if taken.versions:
+            self._version = min(self._version, *taken.versions)
+            self._lags += [self.tick - v for v in taken.versions if v < NEVER]
 
     def _put(self, channel: str, values: tuple[str, ...]) -> None:
         message = {v: self._env[v] for v in values}
-        self._channels[channel].put(self.replica[1], message)
+        self._channels[channel].put(self.replica[1], message, self._version)
         if channel in self._sent:
             self._sent[channel].appendleft(message)
 
     def _keep(self) -> None:
         """Keep a copy of what this end carries, to go back to if a later tick goes wrong."""
-        carried = {name: jnp.copy(x) for name, x in self.carried.items()}
+        carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
         self.kept.append(Kept(self.tick, carried, {c: tuple(m) for c, m in self._sent.items()}))
 
-    def _turn(self, turns: Turns) -> Iterator[Wants | Did]:
-        env, loop = self._env, turns.loop
+    def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
+        env = self._env
         env.update({name: env[first] for first, name in turns.renames if first in env})
         env.update({c.before: env[c.first] for c in turns.carries})
-        order = range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length)
-        for turn in order:
+        for turn in turns.order:
             env[turns.index] = np.int32(turn)
             yield from self._run(turns.body)
             env.update({c.before: env[c.after] for c in turns.carries})
         env.update({c.final: env[c.before] for c in turns.carries})
 
-    def _call(self, name: str) -> None:
-        node = self._crew.lowering.nodes[name]
-        assert isinstance(node, Stage)
-        args = [a.value if isinstance(a, Fixed) else self._env[a] for a in node.code.args]
-        try:
-            results = call_host(node.code.equation, args)
-        except Exception as error:
-            fragment, end = self.replica
-            raise RunError(
-                f"host stage `{node.stage}` failed in {fragment}[{end}] at tick {self.tick}: "
-                f"{type(error).__name__}: {error}",
-                "It is your Python that stopped: mend it there, "
-                'or step through it with backend="inline".',
-                user_place(error) or node.source,
-            ) from error
-        outs = zip(node.code.outs, results, strict=True)
-        self._env.update({o: x for o, x in outs if o is not None})
+    def _by_hand(self, work: tuple[Slice | Room | Stack, ...]) -> None:
+        env = self._env
+        for item in work:
+            match item:
+                case Slice(outer, inner, index):
+                    env[inner] = np.asarray(env[outer])[env[index]]
+                case Room(outer):
+                    env[outer] = self._crew.room(outer)
+                case Stack(inner, outer, index):
+                    env[outer][env[index]] = env[inner]
 
-    def _share(self, name: str, x: Any) -> Any:
-        """This end's rows of a carried value, copied to where the end runs."""
-        lowering, end = self._crew.lowering, self.replica[1]
-        axis = self._crew.plan.graph.values[name].axis
-        ends = self._crew.plan.endpoints(self.replica[0])
-        if axis is not None and ends > 1:
-            rows = x.shape[axis] // ends
-            x = jax.lax.slice_in_dim(x, end * rows, (end + 1) * rows, axis=axis)
-        return jax.device_put(jnp.copy(x), lowering.sharding(name, end))
+    def _call(self, task: Task) -> None:
+        try:
+            task.run(self._env)
+        except RowError as error:
+            row = self.replica[1] * self._crew.rows + error.row
+            raise self._stage_failed(task, error.cause, f", environment {row},") from error
+        except ShoalError:
+            raise
+        except Exception as error:
+            raise self._stage_failed(task, error, "") from error
+
+    def _stage_failed(self, task: Task, error: BaseException, which: str) -> RunError:
+        fragment, end = self.replica
+        return RunError(
+            f"host stage `{task.stage}` failed in {fragment}[{end}]{which} at tick {self.tick}: "
+            f"{type(error).__name__}: {error}",
+            "It is Python outside Shoal that stopped: mend it there, "
+            'or step through it with backend="inline".',
+            user_place(error) or task.source,
+        )

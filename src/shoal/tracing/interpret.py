@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage
+from shoal.tracing.hosting import Given, Task
 from shoal.tracing.jaxprs import Code, Fixed, bind, opened
 
 Env = dict[str, Any]
@@ -53,14 +54,23 @@ def run_code(code: Code, seen: Mapping[str, Any], run: Run = bind) -> Env:
     return {name: x for name, x in zip(code.outs, results, strict=True) if name is not None}
 
 
-def call_host(equation: Any, args: Sequence[Any]) -> list[Any]:
-    """Call the Python behind a host stage's equation, outside XLA."""
-    jaxpr, _ = opened(equation.params["jaxpr"])
+def host_task(node: Stage) -> Task:
+    """What calls the Python behind a host stage, outside XLA."""
+    jaxpr, _ = opened(node.code.equation.params["jaxpr"])
     (call,) = (e for e in jaxpr.eqns if e.primitive.name == "pure_callback")
-    known = dict(zip(jaxpr.invars, args, strict=True))
-    given = (v.val if isinstance(v, jex.Literal) else known[v] for v in call.invars)
-    made = dict(zip(call.outvars, call.params["callback"](*given), strict=True))
-    return [made[v] for v in jaxpr.outvars]
+    callback = call.params["callback"]
+    plain = getattr(getattr(callback, "callback_func", None), "plain", None)
+    # The stage's own arguments and results may come in another order than its Python's.
+    place = {v: i for i, v in enumerate(jaxpr.invars)}
+    refs = [Given(a.value) if isinstance(a, Fixed) else a for a in node.code.args]
+    args = tuple(
+        Given(v.val) if isinstance(v, jex.Literal) else refs[place[v]] for v in call.invars
+    )
+    made = {v: i for i, v in enumerate(call.outvars)}
+    outs: list[str | None] = [None] * len(call.outvars)
+    for v, name in zip(jaxpr.outvars, node.code.outs, strict=True):
+        outs[made[v]] = name
+    return Task(node.stage, node.source, args, tuple(outs), plain or callback)
 
 
 def as_array(x: Any) -> Any:

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from shoal.errors import TraceError, short_place
+from shoal.errors import TraceError, is_core, short_place
 from shoal.graph.ir import Agree, Carry, Glue, Graph, Link, Loop, Node, Stage, Value
 from shoal.tracing.agree import gather_p, mean_p
 from shoal.tracing.stage import Mark, mark_of, output_names
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
 CALLS = (
     "jit",
@@ -105,14 +104,9 @@ def place_of(equation: Any) -> str:
     if traceback is None:
         return ""
     frames = [f for f in traceback.frames if not f.file_name.startswith((_JAX, "<"))]
-    own = [f for f in frames if not _is_core(f.file_name)]
+    own = [f for f in frames if not is_core(f.file_name)]
     chosen = (own or frames)[:1]
     return short_place(chosen[0].file_name, chosen[0].line_num) if chosen else ""
-
-
-def _is_core(file: str) -> bool:
-    parts = os.path.relpath(file, _HERE).split(os.sep)
-    return parts[0] in ("tracing", "planning", "runtime", "graph") or "site-packages" in file
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:
@@ -378,15 +372,3 @@ def bind(equation: Any, args: Sequence[Any]) -> list[Any]:
     """Run one equation on `args`."""
     out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(equation.params))
     return list(out) if equation.primitive.multiple_results else [out]
-
-
-def user_place(error: BaseException) -> str:
-    """The innermost line of the user's own code that `error` passed through."""
-    found = ""
-    trail = error.__traceback__
-    while trail is not None:
-        file = trail.tb_frame.f_code.co_filename
-        if not file.startswith((_JAX, "<")) and not _is_core(file):
-            found = short_place(file, trail.tb_lineno)
-        trail = trail.tb_next
-    return found

@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.errors import TraceError, short_place
 from shoal.tracing.agree import gather, mean, traced_replicas
+from shoal.tracing.hosting import PlainCall, as_spec
 
 __all__ = ["Mark", "Stage", "gather", "host", "mark_of", "mean", "stage"]
 
@@ -120,6 +121,7 @@ def host(
                 rows, shared = jax.tree.map(np.asarray, (rows, shared))
                 return as_wanted(function(*fixed, *rows, **shared), wanted)
 
+            python.plain = _plain(function, fixed, (rows, shared), wanted)  # type: ignore[attr-defined]
             return jax.pure_callback(python, wanted, *rows, **shared)
 
         return Stage(called, label_of(mark))
@@ -141,14 +143,21 @@ def check_not_inside(mark: Mark) -> Mark:
 def as_wanted(result: Any, wanted: Any) -> Any:
     """What a host stage returned as arrays of the dtypes that it promised."""
     specs, tree = jax.tree.flatten(wanted)
-    arrays = [np.asarray(x) for x in tree.flatten_up_to(result)]
-    for got, spec in zip(arrays, specs, strict=True):
-        if got.shape != spec.shape or not np.can_cast(got.dtype, spec.dtype, "same_kind"):
-            raise ValueError(
-                f"it returned {got.dtype}{list(got.shape)}, "
-                f"but promised {spec.dtype}{list(spec.shape)}"
-            )
-    return tree.unflatten([x.astype(s.dtype) for x, s in zip(arrays, specs, strict=True)])
+    arrays = tree.flatten_up_to(result)
+    return tree.unflatten(
+        [as_spec(x, s.shape, str(s.dtype)) for x, s in zip(arrays, specs, strict=True)]
+    )
+
+
+def _plain(
+    function: Callable[..., Any], fixed: tuple[Any, ...], args: tuple[Any, Any], wanted: Any
+) -> PlainCall | None:
+    """A host stage's function as a call that needs no JAX, if it takes and gives flat arrays."""
+    flat = wanted if isinstance(wanted, tuple | list) else (wanted,)
+    leaves = all(jax.tree_util.all_leaves([x]) for x in (*args[0], *flat))
+    if not leaves or args[1]:
+        return None
+    return PlainCall(function, fixed, tuple((s.shape, str(s.dtype)) for s in flat))
 
 
 class Stage:

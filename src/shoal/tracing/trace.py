@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import jax
 
-from shoal.errors import ShoalError, TraceError
+from shoal.errors import ShoalError, TraceError, user_place
 from shoal.graph.ir import Graph
 from shoal.graph.rules import check_graph
 from shoal.tracing.agree import tracing_for
-from shoal.tracing.jaxprs import Reader, user_place
+from shoal.tracing.jaxprs import Reader
 from shoal.tracing.rows import annotate
 from shoal.tracing.stage import path_name, source_of
 

@@ -1,0 +1,100 @@
+"""Laws of fragments that don't turn in step: readers of the first to come, and servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from shoal.errors import CutError, ShoalError
+from shoal.graph.words import name_text
+from shoal.planning.plan import Plan
+from shoal.planning.policy import Latest, Queue
+from shoal.planning.program import Channel
+
+
+def some_first(plan: Plan) -> Iterator[ShoalError]:
+    """Readers that take the first n replicas, but need all of them, or could starve some."""
+    for channel in plan.channels:
+        if isinstance(channel.flow, Queue) and channel.flow.take != "all":
+            yield from _one_reader(plan, channel, channel.flow.take)
+            yield from _same_for_all(plan, channel)
+            yield from _nothing_by_rows(plan, channel)
+            yield from _room_for_all(plan, channel, channel.flow.take)
+
+
+def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]:
+    writer, reader, ends = channel.writer, channel.reader, plan.ends(channel.writer)
+    if take > ends:
+        yield CutError(
+            f"`{reader}` is to take {take} of {ends} replicas of `{writer}`",
+            f'Take at most {ends}, or "all".',
+        )
+    if plan.distribution.ends(reader) > 1:
+        yield CutError(
+            f"`{reader}` takes the first {take} replicas of `{writer}` to come, "
+            "and its own replicas would each take others",
+            f'Give `{reader}` one replica, or let it take "all".',
+        )
+    if reader in plan.free:
+        yield CutError(
+            f"`{reader}` takes the first {take} of {ends} replicas of `{writer}` to come, "
+            "and also goes in lockstep with them",
+            "Let what it sends them flow as shoal.Latest(max_lag).",
+        )
+
+
+def _same_for_all(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
+    ends = plan.ends(channel.writer)
+    for other in plan.channels:
+        joined = other.reader == channel.reader and other.writer in plan.free
+        if joined and (other.flow != channel.flow or plan.ends(other.writer) != ends):
+            yield CutError(
+                f"`{channel.reader}` joins what `{channel.writer}` and `{other.writer}` make, "
+                "but they don't come in the same shares",
+                "Give both wires the same queue, and both fragments as many replicas.",
+            )
+
+
+def _nothing_by_rows(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
+    for before, after in plan.graph.carry:
+        holders = plan.sites.holders(after, plan.homes)
+        rows = plan.graph.values[before].axis is not None and before != after
+        if rows and channel.reader in holders:
+            yield CutError(
+                f"`{channel.reader}` takes the first replicas of `{channel.writer}` to come, "
+                f"but carries `{name_text(before)}`, which has a row for every environment",
+                "Make it in a stage that runs with the environments, or take all replicas.",
+            )
+
+
+def _room_for_all(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]:
+    ends = plan.ends(channel.writer)
+    for other in plan.channels:
+        if other.writer != channel.reader or not isinstance(other.flow, Latest):
+            continue
+        most = other.flow.max_lag
+        if most is not None and take * (most + 1) < ends:
+            yield CutError(
+                f"with at most {most} ticks of lag and {take} replicas taken a tick, "
+                f"only {take * (most + 1)} of {ends} replicas of `{channel.writer}` could work",
+                f"Allow max_lag={math.ceil(ends / take) - 1} or more, or take more replicas.",
+            )
+
+
+def serving(plan: Plan) -> Iterator[ShoalError]:
+    """Servers whose groups can't be dealt out, or that can't serve one group without another."""
+    for fragment in plan.distribution.fragments:
+        if plan.distribution.clients(fragment.name) is None:
+            continue
+        ends = plan.distribution.ends(fragment.name)
+        if ends % fragment.replicas:
+            yield CutError(
+                f"{ends} groups can't be dealt out to {fragment.replicas} replicas "
+                f"of `{fragment.name}`",
+                "Use a number of replicas that divides the groups.",
+            )
+        if plan.one_program(fragment.name):
+            yield CutError(
+                f"`{fragment.name}` serves groups as they come, and agrees with all of them",
+                "Serve only stages of one environment each.",
+            )

@@ -1,0 +1,187 @@
+"""What all ends of a compiled fragment share: segments, devices, and batches to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.graph.ir import Stage
+from shoal.planning.plan import Plan
+from shoal.runtime.channels import Message
+from shoal.runtime.fire import Turn
+from shoal.runtime.gates import make_cell
+from shoal.runtime.lower import Lowering
+from shoal.runtime.operations import HostCall, Program, Segment, walk
+from shoal.runtime.worker import Runs
+from shoal.tracing.hosting import Task
+from shoal.tracing.interpret import host_task
+
+ALIGNED = 64  # bytes
+SHARED = 8  # messages to a server's ends that are remembered
+
+
+class CompiledCrew:
+    """A fragment whose segments run as XLA programs on its ends' devices."""
+
+    def __init__(self, plan: Plan, program: Program) -> None:
+        self.plan, self.program = plan, program
+        self.lowering = Lowering(plan, program.fragment)
+        self.is_served = plan.distribution.clients(program.fragment) is not None
+        self.is_free = program.fragment in plan.free
+        self.rows = plan.graph.envs // plan.ends(program.fragment)
+        self.tasks = make_tasks(self.lowering, program)
+        segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
+        self._compiled = {id(s): self.lowering.compile(s) for s in segments}
+        self._batches: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._shared: dict[Any, Message] = {}
+
+    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
+        """What a segment makes of what it reads."""
+        return self._compiled[id(segment)](*args)
+
+    def has(self, segment: Segment) -> bool:
+        """Whether a segment is of this fragment."""
+        return id(segment) in self._compiled
+
+    def share(self, name: str, x: Any, end: int) -> Any:
+        """An end's own rows of a carried value, copied to where the end runs."""
+        axis = self.plan.graph.values[name].axis
+        ends = self.plan.ends(self.program.fragment)
+        if axis is not None and ends > 1:
+            rows = x.shape[axis] // ends
+            x = jax.lax.slice_in_dim(x, end * rows, (end + 1) * rows, axis=axis)
+        if self.is_served:
+            return raw(x)
+        return jax.device_put(jnp.copy(x), self.lowering.sharding(name, end))
+
+    def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        """A message where segments want it: on the device, or for a server's rows in memory.
+
+        What a server's ends share comes to each of them, but is brought to the device once.
+        """
+        if not self.is_served:
+            return {name: self._brought(name, x) for name, x in message.items()}
+        rows = {n: np.array(x) for n, x in message.items() if self._axis(n) is not None}
+        key = (channel, tuple(turns))
+        if key not in self._shared:
+            shared = {n: x for n, x in message.items() if n not in rows}
+            self._shared[key] = {n: self._brought(n, x) for n, x in shared.items()}
+            while len(self._shared) > SHARED:
+                del self._shared[next(iter(self._shared))]
+        return rows | self._shared[key]
+
+    def _brought(self, name: str, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        copy = jax.device_put(aligned_copy(x), self.lowering.local)
+        return jax.random.wrap_key_data(copy) if self._are_keys([name])[0] else copy
+
+    def copy(self, x: Any) -> Any:
+        """A copy that nothing else changes."""
+        return jnp.copy(x) if isinstance(x, jax.Array) else np.array(x)
+
+    def room(self, name: str) -> np.ndarray:
+        """An array to be filled, turn by turn."""
+        cell = make_cell(self.plan.graph.values[name])
+        return np.empty(cell.rows(self.rows), cell.dtype)
+
+    def run_many(self, asked: list[Runs]) -> list[list[Any]]:
+        """Segments of several ends as one program: rows one after another, padded to a power of 2.
+
+        Ends of a server keep their rows in host memory, keys as data.
+        """
+        segment = asked[0].segment
+        shared = [i for i, name in enumerate(segment.reads) if self._axis(name) is None]
+        kinds = dict.fromkeys(tuple(id(a.args[i]) for i in shared) for a in asked)
+        if len(kinds) > 1:  # some have newer parameters than others
+            return self._run_kinds(asked, shared)
+        size = 1 << (len(asked) - 1).bit_length()
+        columns = []
+        for name, *xs in zip(segment.reads, *(a.args for a in asked), strict=True):
+            axis = self._axis(name)
+            if axis is None:
+                columns.append(xs[0])
+                continue
+            xs += [xs[0]] * (size - len(xs))
+            columns.append(xs[0] if size == 1 else np.concatenate(xs, axis))
+        results = self._batch(segment, size)(*columns)
+        return self._apart(segment, results, len(asked))
+
+    def _run_kinds(self, asked: list[Runs], shared: list[int]) -> list[list[Any]]:
+        kinds: dict[tuple[int, ...], list[int]] = {}
+        for number, a in enumerate(asked):
+            kinds.setdefault(tuple(id(a.args[i]) for i in shared), []).append(number)
+        found: dict[int, list[Any]] = {}
+        for numbers in kinds.values():
+            found |= dict(zip(numbers, self.run_many([asked[n] for n in numbers]), strict=True))
+        return [found[n] for n in range(len(asked))]
+
+    def _apart(self, segment: Segment, results: Sequence[Any], count: int) -> list[list[Any]]:
+        found: list[list[Any]] = [[] for _ in range(count)]
+        for name, x in zip(segment.writes, results, strict=True):
+            axis, x = self._axis(name), np.asarray(x)
+            for i, row in enumerate(found):
+                if axis is None:
+                    row.append(x)
+                else:
+                    span = slice(i * self.rows, (i + 1) * self.rows)
+                    row.append(x[(slice(None),) * axis + (span,)])
+        return found
+
+    def _axis(self, name: str) -> int | None:
+        value = self.plan.graph.values.get(name)  # None for the turn of a loop
+        return None if value is None else value.axis
+
+    def _batch(self, segment: Segment, size: int) -> Callable[..., Any]:
+        """A segment for `size` ends at once, of arguments with keys as data."""
+        key = (id(segment), size)
+        if key not in self._batches:
+            lowering = Lowering(self.plan, self.program.fragment, size * self.rows)
+            reads, writes = map(self._are_keys, (segment.reads, segment.writes))
+            work = lowering.work(segment)
+
+            def batch(*args: Any) -> list[Any]:
+                given = [
+                    jax.random.wrap_key_data(x) if k else x
+                    for x, k in zip(args, reads, strict=True)
+                ]
+                made = zip(work(*given), writes, strict=True)
+                return [jax.random.key_data(x) if k else x for x, k in made]
+
+            self._batches[key] = lowering.jit(batch, ())
+        return self._batches[key]
+
+    def _are_keys(self, names: Sequence[str]) -> list[bool]:
+        values = self.plan.graph.values
+        return [n in values and values[n].dtype.startswith("key<") for n in names]
+
+
+def aligned_copy(x: np.ndarray) -> np.ndarray:
+    """A copy that XLA can use as it is, without one of its own."""
+    room = np.empty(x.nbytes + ALIGNED, np.uint8)
+    first = -room.ctypes.data % ALIGNED
+    copy = room[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
+    np.copyto(copy, x)
+    return copy
+
+
+def raw(x: Any) -> np.ndarray:
+    """An array in host memory; keys as their data."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.array(x)
+
+
+def make_tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
+    """The host stages of a program, as calls."""
+    calls = [op.node for op in walk(program.operations) if isinstance(op, HostCall)]
+    found = {}
+    for name in calls:
+        node = lowering.nodes[name]
+        assert isinstance(node, Stage)
+        found[name] = host_task(node)
+    return found

@@ -1,0 +1,131 @@
+"""What workers have to know of a channel: who takes from whom, and how a message lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shoal.graph.ir import Value
+from shoal.planning.plan import Plan
+from shoal.planning.policy import Latest, Queue, takes_some
+from shoal.planning.program import Channel
+from shoal.runtime.fire import Gate
+
+ADMITTED = 16  # turns that an end may have under way where nothing else bounds them
+KEY_WORDS = 2  # a key's data, in 32-bit words
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `start` to `stop` of what one writer's end sends."""
+
+    writer: int
+    start: int
+    stop: int
+
+
+def pieces(rows: int, writers: int, readers: int) -> tuple[tuple[Piece, ...], ...]:
+    """For each reader's end, the pieces of the writers' ends that make up its rows."""
+    wide, narrow = rows // writers, rows // readers
+    found = []
+    for reader in range(readers):
+        first, last = reader * narrow, (reader + 1) * narrow
+        spans = [(w, max(first, w * wide), min(last, (w + 1) * wide)) for w in range(writers)]
+        found.append(tuple(Piece(w, a - w * wide, b - w * wide) for w, a, b in spans if a < b))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value as it lies in memory: `shape` is that of all environments."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int | None
+    stacked: bool = False  # one from each end of the writer
+    is_key: bool = False
+
+    def rows(self, count: int) -> tuple[int, ...]:
+        """The shape with so many rows."""
+        if self.axis is None:
+            return self.shape
+        return (*self.shape[: self.axis], count, *self.shape[self.axis + 1 :])
+
+
+def make_cell(value: Value) -> Cell:
+    """How a value lies in memory; a key lies there as its data."""
+    if value.dtype.startswith("key<"):
+        return Cell(value.name, (*value.shape, KEY_WORDS), "uint32", value.axis, is_key=True)
+    return Cell(value.name, value.shape, value.dtype, value.axis)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A channel's gate, the values of its messages, and how many ends and rows there are."""
+
+    gate: Gate
+    cells: tuple[Cell, ...]
+    writers: int
+    rows: int
+
+    @property
+    def readers(self) -> int:
+        """How many ends the reader has."""
+        return len(self.gate.sources)
+
+    @cached_property
+    def cut(self) -> tuple[tuple[Piece, ...], ...]:
+        """The pieces that make up each reader's rows."""
+        return pieces(self.rows, self.writers, self.readers)
+
+
+def make_sheets(plan: Plan) -> dict[str, Sheet]:
+    """Every channel of a plan."""
+    return {channel.name: _sheet(plan, channel) for channel in plan.channels}
+
+
+def _sheet(plan: Plan, channel: Channel) -> Sheet:
+    cells = tuple(_cell(plan, channel.writer, v) for v in channel.values)
+    return Sheet(_gate(plan, channel, cells), cells, plan.ends(channel.writer), plan.graph.envs)
+
+
+def _cell(plan: Plan, writer: str, value: str) -> Cell:
+    cell = make_cell(plan.graph.values[value])
+    if not plan.is_stacked(writer, value):
+        return cell
+    if plan.ends(writer) > 1:
+        return replace(cell, stacked=True)
+    # One program makes them all, already one above the other.
+    return replace(cell, shape=(plan.distribution.ends(writer), *cell.shape))
+
+
+def _gate(plan: Plan, channel: Channel, cells: Iterable[Cell]) -> Gate:
+    writers, readers = plan.ends(channel.writer), plan.ends(channel.reader)
+    cut = pieces(plan.graph.envs, writers, readers)
+    everyone = any(c.stacked for c in cells) or takes_some(channel.flow)
+    sources = []
+    for reader in range(readers):
+        rows = any(c.axis is not None for c in cells)
+        wanted = {p.writer for p in cut[reader]} if rows else {reader % writers}
+        sources.append(tuple(range(writers)) if everyone else tuple(sorted(wanted)))
+    gate = Gate(channel.name, channel.writer, channel.reader, tuple(sources), channel.flow, 2)
+    capacity = channel.flow.capacity if isinstance(channel.flow, Queue) else gate.lag + 2
+    admits, bound = _admission(plan, channel)
+    return Gate(
+        gate.name, gate.writer, gate.reader, gate.sources, gate.flow, capacity, admits, bound
+    )
+
+
+def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
+    """How many turns each free end may have under way, and how late they may be used."""
+    queues = [c for c in plan.channels if takes_some(c.flow)]
+    news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in plan.free]
+    if not queues or channel not in (*queues, *news):
+        return 0, None
+    bounds = [c.flow.max_lag for c in news if isinstance(c.flow, Latest)]
+    bound = min((b for b in bounds if b is not None), default=None)
+    take, ends = queues[0].flow.take, plan.ends(queues[0].writer)  # type: ignore[union-attr]
+    admits = take * (bound + 1) // ends if bound is not None else ADMITTED
+    return min(admits, ADMITTED), bound

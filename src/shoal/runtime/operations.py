@@ -1,0 +1,118 @@
+"""What a worker does in a tick, as plain data that can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shoal.graph.ir import Carry
+from shoal.planning.program import Do, Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Take this turn's slice of a looped-over array."""
+
+    outer: str
+    inner: str
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Make room for what a loop stacks."""
+
+    outer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Write this turn's value into the room made for it."""
+
+    inner: str
+    outer: str
+    index: str
+
+
+Work = Do | Repeat | Slice | Room | Stack
+ByHand = Slice | Room | Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Work that compiles to one XLA program."""
+
+    work: tuple[Work, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    donates: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Slices and stacks done in NumPy: where Python turns a loop anyway, that is quickest."""
+
+    work: tuple[ByHand, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A loop that waits for others, turned by Python, in this order of turns."""
+
+    order: range
+    index: str
+    renames: tuple[tuple[str, str], ...]
+    carries: tuple[Carry, ...]
+    body: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A take or a put on a channel."""
+
+    channel: str
+    takes: bool
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of Python between segments."""
+
+    node: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+Operation = Segment | Hand | Turns | Move | HostCall
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one fragment does in a tick, what it carries to the next, and what it shows."""
+
+    fragment: str
+    operations: tuple[Operation, ...]
+    carry: tuple[tuple[str, str], ...]
+    constants: tuple[str, ...]
+    metrics: tuple[tuple[str, str], ...]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether any of it is compiled."""
+        return any(isinstance(op, Segment) for op in walk(self.operations))
+
+    @property
+    def compiles_whole(self) -> bool:
+        """Whether the tick is a single segment, so that many ticks can run in one call."""
+        return len(self.operations) == 1 and isinstance(self.operations[0], Segment)
+
+
+def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Every operation, those inside turned loops included."""
+    for operation in operations:
+        yield operation
+        if isinstance(operation, Turns):
+            yield from walk(operation.body)

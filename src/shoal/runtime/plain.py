@@ -1,0 +1,53 @@
+"""What all ends of a fragment share when nothing of it is compiled: NumPy, and no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.runtime.channels import Message
+from shoal.runtime.fire import Turn
+from shoal.runtime.gates import Cell
+from shoal.runtime.operations import Program, Segment
+from shoal.tracing.hosting import Task
+
+
+@dataclass(frozen=True)
+class PlainCrew:
+    """A fragment of host stages alone; plain data, which another process can be sent."""
+
+    program: Program
+    tasks: Mapping[str, Task]
+    cells: Mapping[str, Cell]
+    ends: int
+    rows: int
+    is_free: bool
+    is_served: bool = False
+
+    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
+        """Nothing of it is compiled."""
+        raise AssertionError(f"{self.program.fragment} has a segment")
+
+    def share(self, name: str, x: Any, end: int) -> Any:
+        """An end's own rows of a carried value."""
+        axis = self.cells[name].axis
+        if axis is None or self.ends == 1:
+            return np.array(x)
+        rows = x.shape[axis] // self.ends
+        return np.array(x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)])
+
+    def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        """A message in memory of the crew's own."""
+        return {name: np.array(x) for name, x in message.items()}
+
+    def copy(self, x: Any) -> Any:
+        """A copy that nothing else changes."""
+        return np.array(x)
+
+    def room(self, name: str) -> np.ndarray:
+        """An array to be filled, turn by turn."""
+        cell = self.cells[name]
+        return np.empty(cell.rows(self.rows), cell.dtype)

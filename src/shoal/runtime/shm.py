@@ -1,0 +1,231 @@
+"""Channels in shared memory: rings of slots that writers fill and readers look at in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shoal.planning.policy import Latest, takes_some
+from shoal.runtime.channels import DEPTH, Bundle, Message, Receive, Taken, Turnstile, make_bundles
+from shoal.runtime.fire import Counts, Ledger, Turn
+from shoal.runtime.gates import Cell, Sheet
+from shoal.runtime.memory import LINE, Memory, Room, fence
+
+NEWEST = 4  # slots where only the newest is read: writers never wait, readers look again
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Where a channel's counts and slots lie in shared memory."""
+
+    sheet: Sheet
+    puts: int
+    takes: int
+    versions: int
+    numbers: int
+    slots: tuple[tuple[int, ...], ...]  # for each slot, where each of its arrays begins
+
+    @staticmethod
+    def plan(sheet: Sheet, room: Room) -> Ring:
+        """Take as much room as the channel needs."""
+        slots = slots_of(sheet)
+        ends = max(sheet.readers, sheet.writers)
+        counts = room.take(sheet.writers * LINE), room.take(ends * LINE)
+        marks = [room.take(sheet.writers * slots * 8) for _ in range(2)]
+        sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(sheet)]
+        places = tuple(tuple(room.take(size) for size in sizes) for _ in range(slots))
+        return Ring(sheet, *counts, *marks, places)
+
+
+def slots_of(sheet: Sheet) -> int:
+    """How many messages of one end a channel holds."""
+    return NEWEST if isinstance(sheet.gate.flow, Latest) else sheet.gate.capacity
+
+
+def arrays(sheet: Sheet) -> list[tuple[Cell, tuple[int, ...], int]]:
+    """The arrays of a slot: a value, a shape, and whose it is.
+
+    Rows lie by reader, so that a reader finds its own in one piece; what all readers share, and
+    what is taken as it comes, lies by writer.
+    """
+    found = []
+    for cell in sheet.cells:
+        if cell.stacked:
+            found.append((cell, (sheet.writers, *cell.shape), 0))
+        elif cell.axis is None or takes_some(sheet.gate.flow):
+            shape = cell.rows(sheet.rows // sheet.writers)
+            found += [(cell, shape, writer) for writer in range(sheet.writers)]
+        else:
+            shape = cell.rows(sheet.rows // sheet.readers)
+            found += [(cell, shape, reader) for reader in range(sheet.readers)]
+    return found
+
+
+class ShmChannel:
+    """A channel between processes of one host."""
+
+    def __init__(
+        self, memory: Memory, ring: Ring, bundle: Bundle | None = None, ledger: Ledger | None = None
+    ) -> None:
+        sheet = ring.sheet
+        ends = max(sheet.readers, sheet.writers)
+        counts = Counts(
+            memory.words(ring.puts, sheet.writers), memory.words(ring.takes, ends), ledger
+        )
+        self.turnstile = Turnstile(sheet, counts, bundle, fence)
+        self._memory, self._ring, self._sheet = memory, ring, sheet
+        self._slots = slots_of(sheet)
+        marks = sheet.writers * self._slots
+        self._versions = memory.packed(ring.versions, marks)
+        self._numbers = memory.packed(ring.numbers, marks)
+        self._is_newest = isinstance(sheet.gate.flow, Latest)
+        self._filling: dict[int, list[list[tuple[np.ndarray, str, bool, Any]]]] = {}
+        self._looking: dict[int, list[Message]] = {}
+
+    def put(self, end: int, message: Message, version: int) -> None:
+        """Fill the next slot in place."""
+        number = self.turnstile.counts.puts[end]
+        slot = number % self._slots
+        mark = end * self._slots + slot
+        if end not in self._filling:
+            self._filling[end] = [self._targets(end, s) for s in range(self._slots)]
+        if self._is_newest:
+            self._numbers[mark] = -1
+        for room, name, is_key, rows in self._filling[end][slot]:
+            x = message[name]
+            if is_key and type(x) is not np.ndarray:
+                x = _key_data(x)
+            room[...] = x if rows is None else np.asarray(x)[rows]
+        self._versions[mark] = version
+        self._numbers[mark] = number
+        self.turnstile.did_put(end)
+
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The next message, looked at where it lies; its slot is free again on return."""
+        if self._is_newest:
+            return self._newest(end, tick, receive)
+        turns = self.turnstile.turns(end, tick)
+        message = receive(self._look(end, turns), turns)
+        versions = tuple(self._versions[self._mark(turn)] for turn in turns)
+        self.turnstile.let_go(end, turns)
+        return Taken(message, versions)
+
+    def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
+        """A copy of the newest message; once more if it was written over meanwhile."""
+        turns = self.turnstile.turns(end, tick)
+        while True:
+            message = receive(self._look(end, turns), turns)
+            if all(self._numbers[self._mark(turn)] == turn[1] for turn in turns):
+                break
+            turns = self.turnstile.again(end)
+        self.turnstile.let_go(end, turns)
+        return Taken(message, tuple(number for _, number in turns))
+
+    def _mark(self, turn: Turn) -> int:
+        return turn[0] * self._slots + turn[1] % self._slots
+
+    def _look(self, end: int, turns: list[Turn]) -> Message:
+        if self.turnstile.bundle is not None:
+            return self._gathered(turns)
+        if end not in self._looking:
+            self._looking[end] = [self._views(end, s) for s in range(self._slots)]
+        return self._looking[end][turns[0][1] % self._slots]
+
+    def _gathered(self, turns: list[Turn]) -> Message:
+        """Rows of those who came first, one after another."""
+        found: Message = {}
+        for cell in self._sheet.cells:
+            xs = [self._arrays[n % self._slots][cell.name, w] for w, n in turns]
+            rows = cell.axis is not None
+            found[cell.name] = np.concatenate(xs, cell.axis) if rows and len(xs) > 1 else xs[0]
+        return found
+
+    @cached_property
+    def _arrays(self) -> list[dict[tuple[str, int], np.ndarray]]:
+        """Every array of every slot, by value and owner."""
+        return [
+            {
+                (cell.name, owner): self._memory.array(first, shape, cell.dtype)
+                for first, (cell, shape, owner) in zip(places, arrays(self._sheet), strict=True)
+            }
+            for places in self._ring.slots
+        ]
+
+    def _targets(self, end: int, slot: int) -> list[tuple[np.ndarray, str, bool, Any]]:
+        """Where an end's values go: an array, and which rows of the value, None for all."""
+        found: list[tuple[np.ndarray, str, bool, Any]] = []
+        for cell in self._sheet.cells:
+            lie = self._arrays[slot]
+            if cell.stacked:
+                found.append((lie[cell.name, 0][end], cell.name, cell.is_key, None))
+            elif cell.axis is None or takes_some(self._sheet.gate.flow):
+                found.append((lie[cell.name, end], cell.name, cell.is_key, None))
+            else:
+                found += self._rows(cell, end, lie)
+        return found
+
+    def _rows(self, cell: Cell, end: int, lie: Mapping[tuple[str, int], np.ndarray]) -> list[Any]:
+        assert cell.axis is not None
+        before, wide = (slice(None),) * cell.axis, self._sheet.rows // self._sheet.writers
+        found = []
+        for reader, cut in enumerate(self._sheet.cut):
+            first = 0
+            for piece in cut:
+                count = piece.stop - piece.start
+                if piece.writer == end:
+                    room = lie[cell.name, reader][(*before, slice(first, first + count))]
+                    rows = None if count == wide else (*before, slice(piece.start, piece.stop))
+                    found.append((room, cell.name, cell.is_key, rows))
+                first += count
+        return found
+
+    def _views(self, end: int, slot: int) -> Message:
+        lie, source = self._arrays[slot], self._sheet.gate.sources[end][0]
+        return {
+            c.name: lie[c.name, 0 if c.stacked else source if c.axis is None else end]
+            for c in self._sheet.cells
+        }
+
+
+def _key_data(x: Any) -> np.ndarray:
+    from jax.random import key_data
+
+    return np.asarray(key_data(x))
+
+
+@dataclass(frozen=True)
+class Rings:
+    """All channels of a plan in shared memory, and the ledger of those that turn freely."""
+
+    rings: Mapping[str, Ring]
+    ledger: int
+    ends: int
+
+    @staticmethod
+    def plan(sheets: Mapping[str, Sheet], room: Room) -> Rings:
+        """Take as much room as all channels need."""
+        free = [s.writers for s in sheets.values() if takes_some(s.gate.flow)]
+        ends = max(free, default=0)
+        ledger = room.take(ends * (2 * LINE + DEPTH * 8))
+        return Rings({name: Ring.plan(s, room) for name, s in sheets.items()}, ledger, ends)
+
+    def open(self, memory: Memory) -> dict[str, ShmChannel]:
+        """The channels, in this process."""
+        ends, first = self.ends, self.ledger
+        ledger = None
+        if ends:
+            used, versions = first + ends * LINE, first + 2 * ends * LINE
+            ledger = Ledger(
+                memory.words(first, ends), memory.words(used, ends),
+                memory.packed(versions, ends * DEPTH), DEPTH,
+            )  # fmt: skip
+        bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
+        return {
+            name: ShmChannel(memory, ring, bundles.get(name), ledger)
+            for name, ring in self.rings.items()
+        }
