@@ -7,16 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.rl.blocks import LARGEST, SMALLEST, block_size, grad_in_blocks
+from shoal.rl.blocks import HEAVY, LIGHT, block_size, bounds, grad_in_blocks, map_in_blocks
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 300_000))
-def test_blocks_are_of_one_size_and_fit(samples):
-    size = block_size(samples)
+@given(st.integers(1, 300_000), st.sampled_from([LIGHT, HEAVY]))
+def test_blocks_are_of_one_size_and_fit(samples, bounds):
+    smallest, largest = bounds
+    size = block_size(samples, bounds)
     assert samples % size == 0
-    assert size == samples or SMALLEST <= size <= LARGEST
-    assert size == samples if samples <= LARGEST else True
+    assert size == samples or smallest <= size <= largest
+    assert size == samples if samples <= largest else True
+
+
+def test_images_are_heavy_and_mapped_in_blocks():
+    images = jnp.arange(96 * 80 * 80, dtype=jnp.uint8).reshape(96, 80, 80)
+    assert bounds(images) == HEAVY
+    assert bounds((images[:, 0, :], images[:, 0])) == LIGHT
+    double = jax.jit(lambda x: map_in_blocks(lambda x: 2.0 * x[:, 0], x))
+    np.testing.assert_array_equal(double(images), 2.0 * images[:, 0])
+    assert "stablehlo.while" in double.lower(images).as_text()
 
 
 @pytest.mark.parametrize(("samples", "size"), [(512, 512), (2048, 512), (32_000, 500), (521, 521)])

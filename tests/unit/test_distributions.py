@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shoal.rl.distributions import Categorical, Normal, TanhNormal
+from shoal.rl.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 
 LAW = settings(max_examples=40, deadline=None)
 KEY = jax.random.PRNGKey(0)
-logit_vectors = hnp.arrays(np.float32, 4, elements=st.floats(-8, 8, width=32))
+logit_vectors = hnp.arrays(
+    np.float32, 4, elements=st.floats(-8, 8, width=32, allow_subnormal=False)
+)
 pairs = hnp.arrays(np.float32, 2, elements=st.floats(-1.5, 1.5, width=32))
 
 
@@ -40,6 +42,31 @@ def test_categorical_samples_by_its_probabilities():
     samples = many(Categorical(jnp.log(jnp.array(probs))))
     assert samples.dtype == jnp.int32
     np.testing.assert_allclose(np.bincount(samples) / len(samples), probs, atol=0.015)
+
+
+@LAW
+@given(hnp.arrays(np.float32, 6, elements=st.floats(-8, 8, width=32, allow_subnormal=False)))
+def test_several_choices_are_the_product_of_their_softmaxes(logits):
+    first, second = (np.exp(x - x.max()) for x in np.split(logits.astype(np.float64), [2]))
+    joint = np.outer(first / first.sum(), second / second.sum())
+    distribution = MultiCategorical(jnp.array(logits), (2, 4))
+    for action in np.ndindex(2, 4):
+        log_prob = distribution.log_prob(jnp.array(action))
+        np.testing.assert_allclose(log_prob, np.log(joint[action]), rtol=1e-4, atol=1e-5)
+    entropy = -np.sum(joint * np.log(joint))
+    np.testing.assert_allclose(distribution.entropy(), entropy, rtol=1e-4, atol=1e-5)
+    assert joint[tuple(distribution.mode())] >= joint.max() * (1 - 1e-6)
+
+
+def test_several_choices_are_sampled_independently():
+    first, second = np.array([0.3, 0.7]), np.array([0.1, 0.2, 0.7])
+    distribution = MultiCategorical(jnp.log(jnp.concatenate([first, second])), (2, 3))
+    samples = np.asarray(many(distribution))
+    assert samples.dtype == np.int32
+    counts = np.histogram2d(*samples.T, bins=[[0, 1, 2], [0, 1, 2, 3]])[0]
+    np.testing.assert_allclose(counts / len(samples), np.outer(first, second), atol=0.015)
+    batch = MultiCategorical(jnp.zeros((4, 3, 5)), (2, 3)).sample(KEY)
+    assert batch.shape == (4, 3, 2)
 
 
 @LAW

@@ -84,7 +84,7 @@ def test_an_environment_starts_and_acts_alike_among_few_and_many(env):
         few._replace(learner=()),
         jax.tree.map(lambda x: x[:2], many._replace(learner=())),
     )
-    shared = {"actor": few.learner.params.actor, "obs_moments": few.learner.obs_moments}
+    shared = {"params": few.learner.params.acting, "obs_moments": few.learner.obs_moments}
     acted = SMALL.act(few.keys, few.obs, **shared), SMALL.act(many.keys, many.obs, **shared)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:2], rtol=1e-5), *acted)
 

@@ -8,33 +8,35 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, episode_totals, key_rows
+from shoal.envs import (
+    Environment,
+    EnvState,
+    HostEnvironment,
+    HostState,
+    Step,
+    episode_totals,
+    key_rows,
+)
 from shoal.errors import SettingError
 from shoal.rl import losses
+from shoal.rl.actor_critic import ActorCritic, chances, chances_and_value, init_actor_critic, value
 from shoal.rl.blocks import grad_in_blocks
-from shoal.rl.nets import Layers, init_mlp, mlp
-from shoal.rl.normalise import Moments, init_moments, normalise, rescale, see, spread, standardise
-from shoal.rl.policy import Actor, init_actor, policy
+from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
+from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.returns import gae, past_return
 from shoal.tracing.stage import mean, stage
 
+Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-
-
-class Params(NamedTuple):
-    """Two networks that share nothing."""
-
-    actor: Actor
-    critic: Layers
 
 
 class Learner(NamedTuple):
     """What learning carries from tick to tick."""
 
-    params: Params
+    params: ActorCritic
     opt_state: optax.OptState
     key: jax.Array  # draws only what does not depend on the number of environments
-    obs_moments: Moments
+    obs_moments: ObsMoments
     return_moments: Moments
 
 
@@ -43,21 +45,22 @@ class State(NamedTuple):
 
     learner: Learner
     keys: jax.Array
-    env_states: EnvState
-    obs: jax.Array
-    past: jax.Array  # discounted return of the episode so far, which gives rewards their scale
+    env_states: EnvState | HostState
+    obs: Any
+    kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
 
 
 class Rollout(NamedTuple):
-    """What is learnt from: [steps, envs, ...]."""
+    """What is learnt from: [steps, envs, ...], or [steps, envs, agents, ...]."""
 
-    obs: jax.Array
+    obs: Any
     action: jax.Array
     log_prob: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    last_obs: jax.Array
+    last_obs: Any
+    past: Any = ()  # discounted return of the episode so far, which gives rewards their scale
 
 
 class Batch(NamedTuple):
@@ -99,57 +102,60 @@ class PPO:
                 "Make `steps` a multiple of `minibatches`.",
             )
 
-    def init(self, key: jax.Array, env: Environment, envs: int) -> State:
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, learner_key, act_key, env_key = jax.random.split(key, 5)
-        space = env.observation_space
-        sizes = (space.size, *self.hidden)
-        actor = init_actor(actor_key, sizes, env.action_space)
-        params = Params(actor, init_mlp(critic_key, (*sizes, 1)))
-        opt_state, moments = self.optimiser.init(params), init_moments(space.shape)
+        spaces = env.observation_space, env.action_space
+        params: Any = init_actor_critic(actor_key, critic_key, spaces, self.hidden)
+        opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0])
         learner = Learner(params, opt_state, learner_key, moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
-        return State(learner, key_rows(act_key, envs), env_states, obs, jnp.zeros(envs))
+        rows = (envs, len(env.agents)) if env.agents else (envs,)
+        kept = jnp.zeros(rows) if self.normalise_rewards else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, kept)
 
-    def tick(self, env: Environment, state: State) -> tuple[State, Metrics]:
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
 
         def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs = carry
+            keys, env_states, obs, kept = carry
             keys, action, log_prob = self.act(
-                keys, obs, actor=learner.params.actor, obs_moments=learner.obs_moments
+                keys, obs, params=learner.params.acting, obs_moments=learner.obs_moments
             )
             env_states, step = env.step(env_states, action)
+            past = ()
+            if self.normalise_rewards:
+                kept, past = past_return(kept, step.reward, self.discount * ~_ends(step))
             ends = (step.reward, step.terminated, step.truncated, step.last_obs)
-            rollout = Rollout(obs, action, log_prob, *ends)
-            return (keys, env_states, step.obs), (rollout, episode_totals(step))
+            rollout = Rollout(obs, action, log_prob, *ends, past)
+            return (keys, env_states, step.obs, kept), (rollout, episode_totals(step))
 
-        start = (state.keys, state.env_states, state.obs)
-        (keys, env_states, obs), (rollout, totals) = lax.scan(collect, start, length=self.steps)
-        learner, past, loss_parts = self.learn(learner, rollout, obs, state.past)
+        start: Any = tuple(state[1:])
+        rows, (rollout, totals) = lax.scan(collect, start, length=self.steps)
+        after = State(learner, *rows)
+        learner, loss_parts = self.learn(learner, rollout, after.obs)
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
-        return State(learner, keys, env_states, obs, past), loss_parts | totals
+        return after._replace(learner=learner), loss_parts | totals
 
     @stage(per="env")
-    def act(self, key: jax.Array, obs: jax.Array, *, actor: Actor, obs_moments: Moments) -> tuple:
-        """The next key, an action and its log-probability."""
+    def act(self, key: jax.Array, obs: Any, *, params: ActorCritic, obs_moments: Any) -> tuple:
+        """The next key, an action and its log-probability; of each agent if there are several."""
         key, action_key = jax.random.split(key)
-        chances = policy(actor, self.features(obs, obs_moments))
-        action = chances.sample(action_key)
-        return key, action, chances.log_prob(action)
+        now = chances(params, self.features(obs, obs_moments))
+        action = now.sample(action_key)
+        return key, action, now.log_prob(action)
 
     @stage
-    def learn(self, learner: Learner, rollout: Rollout, obs: jax.Array, past: jax.Array) -> tuple:
-        """The learner after all epochs, the new past returns, and the mean parts of the loss."""
-        past, pasts = past_return(rollout.reward, self.discount * ~_ends(rollout), past)
+    def learn(self, learner: Learner, rollout: Rollout, obs: Any) -> tuple[Learner, Metrics]:
+        """The learner after all epochs, and the mean parts of the loss."""
         obs_moments, return_moments = learner.obs_moments, learner.return_moments
         if self.normalise_rewards:
-            return_moments = see(return_moments, pasts)
+            return_moments = see(return_moments, rollout.past)
             rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         batch = self.judge(learner, rollout, obs)
         if self.normalise_observations:
-            obs_moments = see(obs_moments, rollout.obs)
+            obs_moments = see_all(obs_moments, rollout.obs)
         spreads = spread(batch.advantage)
 
         def update(carry: tuple, times: jax.Array) -> tuple:
@@ -168,20 +174,20 @@ class PPO:
         start = (learner.params, learner.opt_state)
         (params, opt_state), parts = lax.scan(epoch, start, keys[1:])
         learner = Learner(params, opt_state, keys[0], obs_moments, return_moments)
-        return learner, past, mean(jax.tree.map(jnp.mean, parts))
+        return learner, mean(jax.tree.map(jnp.mean, parts))
 
-    def judge(self, learner: Learner, rollout: Rollout, obs: jax.Array) -> Batch:
+    def judge(self, learner: Learner, rollout: Rollout, obs: Any) -> Batch:
         """How much better each action was than expected; `obs` is what follows the rollout."""
 
-        def value(obs: jax.Array) -> jax.Array:
-            return _value(learner.params, self.features(obs, learner.obs_moments))
+        def value_of(obs: Any) -> jax.Array:
+            return value(learner.params, self.features(obs, learner.obs_moments))
 
-        value_t = value(rollout.obs)
+        value_t = value_of(rollout.obs)
         # A step leads to what the next one acts on, save where the time was up: a fresh start.
-        next_value_t = jnp.concatenate([value_t[1:], value(obs)[None]])
+        next_value_t = jnp.concatenate([value_t[1:], value_of(obs)[None]])
         ran_out = rollout.truncated
         some = mean(jnp.any(ran_out).astype(jnp.float32)) > 0
-        last_value_t = lax.cond(some, value, lambda _: value_t, rollout.last_obs)
+        last_value_t = lax.cond(some, value_of, lambda _: value_t, rollout.last_obs)
         next_value_t = jnp.where(ran_out, last_value_t, next_value_t)
         discount_t = self.discount * ~rollout.terminated
         lambda_t = self.gae_lambda * ~_ends(rollout)
@@ -191,7 +197,9 @@ class PPO:
         return Batch(features, rollout.action, rollout.log_prob, value_t, target_t, advantage_t)
 
     @stage
-    def grad(self, params: Params, batch: Batch, spreads: jax.Array) -> tuple[Params, Metrics]:
+    def grad(
+        self, params: ActorCritic, batch: Batch, spreads: jax.Array
+    ) -> tuple[ActorCritic, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
         if self.normalise_advantages:
             batch = batch._replace(advantage=standardise(batch.advantage, spreads))
@@ -200,20 +208,20 @@ class PPO:
         return grad_in_blocks(self.loss, params, batch)
 
     @stage
-    def apply(self, params: Params, opt_state: optax.OptState, grads: Params) -> tuple:
+    def apply(self, params: Any, opt_state: optax.OptState, grads: Any) -> tuple:
         """The parameters and the optimiser's state after one update."""
         updates, opt_state = self.optimiser.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state
 
-    def loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: ActorCritic, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        chances, value = policy(params.actor, batch.features), _value(params, batch.features)
-        log_ratio = chances.log_prob(batch.action) - batch.log_prob
+        now, value = chances_and_value(params, batch.features)
+        log_ratio = now.log_prob(batch.action) - batch.log_prob
         value_loss = losses.value_loss(value, batch.value, batch.target, self.value_clip)
         parts = {
             "policy_loss": losses.clipped_surrogate(log_ratio, batch.advantage, self.clip),
             "value_loss": value_loss,
-            "entropy": chances.entropy(),
+            "entropy": now.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio),
             "clip_fraction": losses.clipped(log_ratio, self.clip),
         }
@@ -222,11 +230,10 @@ class PPO:
         loss -= self.entropy_weight * parts["entropy"]
         return loss, {"loss": loss, **parts}
 
-    def features(self, obs: jax.Array, moments: Moments) -> jax.Array:
-        """Observations as the networks see them: real, flat, and normalised if so set."""
-        batch = obs.shape[: obs.ndim - moments.mean.ndim]
-        obs = normalise(moments, obs) if self.normalise_observations else obs
-        return obs.astype(jnp.float32).reshape(*batch, -1)
+    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+        """Observations as the networks see them: flat and normalised if so set, or an image."""
+        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        return as_features(moments, obs)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
@@ -239,9 +246,5 @@ class PPO:
         return optax.flatten(optax.chain(clip, optax.adam(rate, eps=1e-5)))
 
 
-def _value(params: Params, features: jax.Array) -> jax.Array:
-    return mlp(params.critic, features)[..., 0]
-
-
-def _ends(rollout: Rollout) -> jax.Array:
-    return rollout.terminated | rollout.truncated
+def _ends(seen: Rollout | Step) -> jax.Array:
+    return seen.terminated | seen.truncated

@@ -1,5 +1,7 @@
 """Distributions over actions. The last axis is the event; any axes before it are a batch."""
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import jax
@@ -51,6 +53,39 @@ class Categorical(NamedTuple):
     def mode(self) -> jax.Array:
         """The action with the largest logit."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiCategorical:
+    """Several choices, independent of each other: `sizes` cut the logits into one part each."""
+
+    logits: jax.Array
+    sizes: tuple[int, ...]
+
+    @property
+    def choices(self) -> list[Categorical]:
+        """Each choice by itself."""
+        ends = list(accumulate(self.sizes))
+        return [Categorical(part) for part in jnp.split(self.logits, ends[:-1], axis=-1)]
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A random action."""
+        keys = jax.random.split(key, len(self.sizes))
+        drawn = [choice.sample(key) for choice, key in zip(self.choices, keys, strict=True)]
+        return jnp.stack(drawn, axis=-1)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Σ log p_i(a_i)."""
+        each = enumerate(self.choices)
+        return jnp.sum(jnp.stack([c.log_prob(action[..., i]) for i, c in each]), axis=0)
+
+    def entropy(self) -> jax.Array:
+        """Σ H(p_i)."""
+        return jnp.sum(jnp.stack([choice.entropy() for choice in self.choices]), axis=0)
+
+    def mode(self) -> jax.Array:
+        """The most probable of each choice."""
+        return jnp.stack([choice.mode() for choice in self.choices], axis=-1)
 
 
 class Normal(NamedTuple):

@@ -28,8 +28,9 @@ def init_moments(shape: tuple[int, ...] = ()) -> Moments:
 def see(moments: Moments, x: jax.Array) -> Moments:
     """`moments` after seeing `x` of [steps, environments, ...] too (Chan's parallel Welford)."""
     # About the agreed mean, not as E[x²] - E[x]², which loses all digits where the mean is large.
-    average = mean(jnp.mean(x, (0, 1)))
-    var = mean(jnp.mean(jnp.square(x - average), (0, 1)))
+    samples = tuple(range(x.ndim - moments.mean.ndim))
+    average = mean(jnp.mean(x, samples))
+    var = mean(jnp.mean(jnp.square(x - average), samples))
     steps = moments.steps + x.shape[0]
     share = x.shape[0] / steps
     delta = average - moments.mean
@@ -53,7 +54,8 @@ def rescale(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
 
 def spread(x: jax.Array) -> jax.Array:
     """The mean and mean square of each step's rows on all replicas: [steps, 2]."""
-    return mean(jnp.stack([jnp.mean(x, axis=1), jnp.mean(jnp.square(x), axis=1)], axis=1))
+    rows = tuple(range(1, x.ndim))
+    return mean(jnp.stack([jnp.mean(x, rows), jnp.mean(jnp.square(x), rows)], axis=1))
 
 
 def standardise(x: jax.Array, spreads: jax.Array) -> jax.Array:

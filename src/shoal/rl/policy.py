@@ -1,13 +1,14 @@
 """Policy networks: what an action space needs, categorical or normal."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Box, Discrete, Space
-from shoal.rl.distributions import Categorical, Distribution, Normal
+from shoal.envs.spaces import Action, Box, Discrete, MultiDiscrete
+from shoal.rl.distributions import Categorical, Distribution, MultiCategorical, Normal
 from shoal.rl.nets import Layers, init_mlp, mlp
 
 
@@ -17,6 +18,15 @@ class CategoricalActor(NamedTuple):
     layers: Layers
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class MultiCategoricalActor:
+    """Makes several choices at once."""
+
+    layers: Layers
+    sizes: tuple[int, ...] = field(metadata={"static": True})
+
+
 class NormalActor(NamedTuple):
     """Chooses real numbers about a mean; the spread does not depend on what it sees."""
 
@@ -24,14 +34,17 @@ class NormalActor(NamedTuple):
     log_std: jax.Array
 
 
-Actor = CategoricalActor | NormalActor
+Actor = CategoricalActor | MultiCategoricalActor | NormalActor
 
 
-def init_actor(key: jax.Array, sizes: Sequence[int], space: Space) -> Actor:
+def init_actor(key: jax.Array, sizes: Sequence[int], space: Action) -> Actor:
     """An actor for `space` with layers of `sizes`, nearly indifferent between actions at first."""
     match space:
         case Discrete(n):
             return CategoricalActor(init_mlp(key, (*sizes, n), last_scale=0.01))
+        case MultiDiscrete(choices):
+            layers = init_mlp(key, (*sizes, sum(choices)), last_scale=0.01)
+            return MultiCategoricalActor(layers, choices)
         case Box():
             layers = init_mlp(key, (*sizes, space.size), last_scale=0.01)
             return NormalActor(layers, jnp.zeros(space.size))
@@ -43,6 +56,8 @@ def policy(actor: Actor, features: jax.Array) -> Distribution:
     match actor:
         case CategoricalActor(layers):
             return Categorical(mlp(layers, features))
+        case MultiCategoricalActor(layers, sizes):
+            return MultiCategorical(mlp(layers, features), sizes)
         case NormalActor(layers, log_std):
             return Normal(mlp(layers, features), log_std)
     assert_never(actor)

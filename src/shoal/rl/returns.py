@@ -42,16 +42,12 @@ def discounted_return(
 
 
 def past_return(
-    reward_t: jax.Array, discount_t: jax.Array, first: jax.Array
+    kept: jax.Array, reward: jax.Array, discount: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """P_t = r_t + γ_{t-1} P_{t-1}; returns what to give as `first` next time, and all P_t.
+    """P_t = r_t + K_t, where K_{t+1} = γ_t P_t; returns K_{t+1}, to be `kept`, and P_t.
 
-    The rewards looked back on, discounted as they age: reward normalisation takes their scale.
+    The rewards looked back on, discounted as they age: reward normalisation takes their scale. This
+    is one step, so that it can be taken while a rollout is collected.
     """
-
-    def forth(kept: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        reward, discount = at
-        total = reward + kept
-        return discount * total, total
-
-    return lax.scan(forth, first, (reward_t, discount_t))
+    past = reward + kept
+    return discount * past, past

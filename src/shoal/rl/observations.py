@@ -1,0 +1,53 @@
+"""Observations of every kind as what networks see: a vector of features, or a folded image."""
+
+from typing import Any, assert_never
+
+import jax
+import jax.numpy as jnp
+
+from shoal.envs.spaces import Box, Dict, Observation
+from shoal.rl.conv import fold_image, is_image
+from shoal.rl.normalise import Moments, init_moments, normalise, see
+
+ObsMoments = Any  # a tree of Moments like the observation's; an image has none
+
+
+def init_obs_moments(space: Observation) -> ObsMoments:
+    """Nothing seen yet."""
+    return () if is_image(space) else _init_each(space)
+
+
+def see_all(moments: ObsMoments, obs: Any) -> ObsMoments:
+    """`moments` after seeing `obs` of [steps, environments, ...] too."""
+    return jax.tree.map(see, moments, obs, is_leaf=_is_moments) if moments else moments
+
+
+def normalise_all(moments: ObsMoments, obs: Any) -> Any:
+    """Every observation but images normalised."""
+    return jax.tree.map(normalise, moments, obs, is_leaf=_is_moments) if moments else obs
+
+
+def as_features(moments: ObsMoments, obs: Any) -> jax.Array:
+    """An image folded; anything else as one vector of real numbers."""
+    if not moments:
+        return fold_image(obs)
+    each = zip(jax.tree.leaves(moments, is_leaf=_is_moments), jax.tree.leaves(obs), strict=True)
+    vectors = [_vector(x, m.mean.ndim) for m, x in each]
+    return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
+
+
+def _init_each(space: Observation) -> ObsMoments:
+    match space:
+        case Dict(spaces):
+            return {name: _init_each(inner) for name, inner in spaces}
+        case Box(shape=shape):
+            return init_moments(shape)
+    assert_never(space)
+
+
+def _vector(x: jax.Array, axes: int) -> jax.Array:
+    return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - axes], -1)
+
+
+def _is_moments(x: Any) -> bool:
+    return isinstance(x, Moments)

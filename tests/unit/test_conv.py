@@ -1,0 +1,78 @@
+"""The convolutional network is convolutions, and starts orthogonal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shoal.envs import Box, Dict
+from shoal.rl.conv import LAYERS, fold_image, init_nature, is_image, nature
+
+KEY = jax.random.PRNGKey(0)
+
+
+def image(*shape):
+    return Box(0.0, 255.0, shape, "uint8")
+
+
+def plain(net, x):
+    """The same with XLA's convolutions; the unrolled windows are put together again."""
+    x = x / 255
+    for layer, (filters, window, stride) in zip(net.convolutions, LAYERS, strict=True):
+        blocks, channels = window // stride, x.shape[-1]
+        shape = (blocks, blocks, stride, stride, channels, filters)
+        kernel = layer.weight.reshape(shape).transpose(0, 2, 1, 3, 4, 5)
+        kernel = kernel.reshape(window, window, channels, filters)
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(x, kernel, (stride,) * 2, "VALID", dimension_numbers=numbers)
+        x = jax.nn.relu(x + layer.bias)
+    return jax.nn.relu(x.reshape(len(x), -1) @ net.dense.weight + net.dense.bias)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (50, 37, 3)])
+def test_the_network_and_its_gradient_are_those_of_convolutions(shape):
+    net = init_nature(KEY, image(*shape))
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, *shape)), jnp.uint8)
+
+    def loss(net, see):
+        return jnp.sum(jnp.sin(see(net)))
+
+    ours = jax.grad(loss)(net, lambda net: nature(net, fold_image(x)))
+    theirs = jax.grad(loss)(net, lambda net: plain(net, x))
+    np.testing.assert_allclose(nature(net, fold_image(x)), plain(net, x), rtol=1e-4, atol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, theirs)
+
+
+def test_channels_may_come_first_or_last():
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 4, 84, 84)), jnp.uint8)
+    folded = fold_image(x)
+    assert folded.shape == (2, 21, 21, 64)
+    assert folded.dtype == jnp.uint8
+    np.testing.assert_array_equal(folded, fold_image(jnp.moveaxis(x, 1, -1)))
+    shapes = [
+        jax.tree.map(jnp.shape, init_nature(KEY, image(*s))) for s in ((4, 84, 84), (84, 84, 4))
+    ]
+    assert shapes[0] == shapes[1]
+    assert shapes[0].dense.weight == (7 * 7 * 64, 512)
+
+
+def test_axes_before_the_image_are_a_batch():
+    net = init_nature(KEY, image(40, 40, 3))
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 3, 40, 40, 3)), jnp.uint8)
+    many = nature(net, fold_image(x))
+    each = jax.vmap(jax.vmap(lambda x: nature(net, fold_image(x))))(x)
+    np.testing.assert_allclose(many, each, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_start_orthogonal():
+    for layer in init_nature(KEY, image(4, 84, 84)).convolutions:
+        gram = layer.weight.T @ layer.weight
+        np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
+
+
+def test_only_large_images_of_bytes_are_images():
+    assert is_image(image(4, 84, 84))
+    assert is_image(image(210, 160, 3))
+    for space in (image(7, 7, 3), image(84, 84), Box(0.0, 1.0, (84, 84, 3)), Dict(())):
+        assert not is_image(space)
