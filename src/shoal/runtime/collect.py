@@ -12,6 +12,7 @@ from shoal.planning.plan import Plan
 from shoal.planning.policy import is_late
 from shoal.runtime.fire import Replica
 from shoal.runtime.operations import Program
+from shoal.runtime.worker import Worker
 
 Shown = dict[str, np.ndarray]
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
@@ -40,7 +41,11 @@ class Collector:
         self._names = {p.fragment: [name for name, _ in p.metrics] for p in programs}
         self._next = 0
 
-    def add(
+    def keep(self, worker: Worker) -> None:
+        """Let an end keep what it carries."""
+        worker.keep()
+
+    def show(
         self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
     ) -> None:
         """Take metrics as they lie on the device; never waits for them."""

@@ -35,9 +35,43 @@ class CompiledCrew:
         self.rows = plan.graph.envs // plan.ends(program.fragment)
         self.tasks = make_tasks(self.lowering, program)
         segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
-        self._compiled = {id(s): self.lowering.compile(s) for s in segments}
+        self._compiled = {id(s): self._compile(s) for s in segments}
         self._batches: dict[tuple[int, int], Callable[..., Any]] = {}
         self._shared: dict[Any, Message] = {}
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether ends hold keys as their data: where rows are put together by hand."""
+        return self.is_served or self.lowering.is_apart
+
+    def _compile(self, segment: Segment) -> Callable[..., Any]:
+        if self.lowering.is_apart:
+            return self._over_processes(segment)
+        return self.lowering.compile(segment)
+
+    def _over_processes(self, segment: Segment) -> Callable[..., Any]:
+        """A segment that all replicas run together, each on its own rows in its own process."""
+        lowering = self.lowering
+        ins, outs = lowering.lays(segment.reads), lowering.lays(segment.writes)
+        work = self._with_raw_keys(segment, lowering.work(segment))
+        together = lowering.jit(lowering.spread(work, ins, outs), ())
+
+        def run(*args: Any) -> list[Any]:
+            whole = [lowering.whole(x, lay) for x, lay in zip(args, ins, strict=True)]
+            return [lowering.part(x, lay) for x, lay in zip(together(*whole), outs, strict=True)]
+
+        return run
+
+    def _with_raw_keys(self, segment: Segment, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work` of arguments and results with keys as their data."""
+        reads, writes = map(self._are_keys, (segment.reads, segment.writes))
+
+        def raw_work(*args: Any) -> tuple[Any, ...]:
+            given = [wrapped(x) if k else x for x, k in zip(args, reads, strict=True)]
+            made = zip(work(*given), writes, strict=True)
+            return tuple(jax.random.key_data(x) if k else x for x, k in made)
+
+        return raw_work
 
     def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
         """What a segment makes of what it reads."""
@@ -53,9 +87,10 @@ class CompiledCrew:
         ends = self.plan.ends(self.program.fragment)
         if axis is not None and ends > 1:
             rows = x.shape[axis] // ends
-            x = jax.lax.slice_in_dim(x, end * rows, (end + 1) * rows, axis=axis)
-        if self.is_served:
+            x = x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)]
+        if self.is_raw:
             return raw(x)
+        x = wrapped(x) if isinstance(x, np.ndarray) and self._are_keys([name])[0] else x
         return jax.device_put(jnp.copy(x), self.lowering.sharding(name, end))
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
@@ -78,7 +113,7 @@ class CompiledCrew:
         if not isinstance(x, np.ndarray):
             return x
         copy = jax.device_put(aligned_copy(x), self.lowering.local)
-        return jax.random.wrap_key_data(copy) if self._are_keys([name])[0] else copy
+        return wrapped(copy) if self._are_keys([name])[0] and not self.is_raw else copy
 
     def copy(self, x: Any) -> Any:
         """A copy that nothing else changes."""
@@ -141,18 +176,8 @@ class CompiledCrew:
         key = (id(segment), size)
         if key not in self._batches:
             lowering = Lowering(self.plan, self.program.fragment, size * self.rows)
-            reads, writes = map(self._are_keys, (segment.reads, segment.writes))
-            work = lowering.work(segment)
-
-            def batch(*args: Any) -> list[Any]:
-                given = [
-                    jax.random.wrap_key_data(x) if k else x
-                    for x, k in zip(args, reads, strict=True)
-                ]
-                made = zip(work(*given), writes, strict=True)
-                return [jax.random.key_data(x) if k else x for x, k in made]
-
-            self._batches[key] = lowering.jit(batch, ())
+            work = self._with_raw_keys(segment, lowering.work(segment))
+            self._batches[key] = lowering.jit(work, ())
         return self._batches[key]
 
     def _are_keys(self, names: Sequence[str]) -> list[bool]:
@@ -167,6 +192,11 @@ def aligned_copy(x: np.ndarray) -> np.ndarray:
     copy = room[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
     np.copyto(copy, x)
     return copy
+
+
+def wrapped(x: Any) -> Any:
+    """Keys from their data."""
+    return jax.random.wrap_key_data(x)
 
 
 def raw(x: Any) -> np.ndarray:

@@ -10,7 +10,13 @@ class Limit:
 
     def __init__(self, ticks: int) -> None:
         self._ticks, self._started = ticks, 0
+        self.is_stopping = False
         self._lock = threading.Lock()
+
+    @property
+    def ticks(self) -> int:
+        """The tick to stop before."""
+        return self._ticks
 
     def may_start(self, tick: int, count: int = 1) -> int:
         """How many of `count` ticks from `tick` on a worker may do; it has started them then."""
@@ -22,4 +28,5 @@ class Limit:
     def stop(self) -> None:
         """Let nobody start a tick that no other worker has started."""
         with self._lock:
+            self.is_stopping = True
             self._ticks = min(self._ticks, self._started)

@@ -91,6 +91,8 @@ class Lowering:
     @cached_property
     def devices(self) -> list[Any]:
         """The JAX devices of the fragment's replicas, each once."""
+        if self.is_apart:
+            return jax.devices()
         places = dict.fromkeys(p.device for p in self.plan.places[self.fragment])
         return [jax.devices(d.kind)[d.index] for d in places]
 
@@ -110,12 +112,43 @@ class Lowering:
         return self.replicas // (self.mesh.size if self.mesh else 1) if self.one_program else 1
 
     @cached_property
+    def is_apart(self) -> bool:
+        """Whether replicas that run as one program do so in a process each."""
+        return self.plan.apart and self.one_program
+
+    @cached_property
     def local(self) -> Any:
         """The device that an end of this process runs on."""
-        return self.devices[0]
+        return jax.local_devices()[0] if self.is_apart else self.devices[0]
+
+    def whole(self, x: Any, lay: Lay) -> Any:
+        """What one process holds as its part of an array over all of them."""
+        if lay is None and isinstance(x, np.ndarray | np.generic):
+            return x  # the same everywhere
+        x = jax.device_put(x, self.local)
+        x = x[None] if lay == PART else x
+        axis = 0 if lay == PART else lay
+        shape = list(x.shape)
+        if axis is not None:
+            shape[axis] *= self.replicas
+        sharding = NamedSharding(self.devices_mesh, spec(lay))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, [x])
+
+    def part(self, x: Any, lay: Lay) -> Any:
+        """What this process holds of an array over all of them."""
+        mine = x.addressable_data(0)
+        return mine[0] if lay == PART else mine
+
+    @property
+    def devices_mesh(self) -> Mesh:
+        """The mesh of a program that spans several devices."""
+        assert self.mesh is not None
+        return self.mesh
 
     def sharding(self, value: str, endpoint: int) -> Any:
         """Where a value lives when this fragment holds it."""
+        if self.is_apart:
+            return SingleDeviceSharding(self.local)
         if self.mesh is None:
             device = self.plan.place_of(self.fragment, endpoint).device
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])

@@ -55,7 +55,7 @@ class Pieces:
         for program in programs:
             crew = self._crews[program.fragment]
             for end in range(plan.ends(program.fragment)):
-                self.workers.append(Worker(crew, end, values, self.channels, self._collector.add))
+                self.workers.append(Worker(crew, end, values, self.channels, self._collector))
         for channel in plan.channels:
             for worker in self._of(channel.writer):
                 if lag := lag_of(channel.flow):
@@ -200,6 +200,9 @@ class Inline:
         Team(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(self._limit)
         return False
 
+    def close(self) -> None:
+        """Nothing runs but the caller's thread."""
+
 
 class Threaded:
     """The threads backend's way with pieces."""
@@ -224,3 +227,7 @@ class Threaded:
         if self._threads.failure:
             raise self._threads.failure
         return False
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self._threads.stop()

@@ -18,11 +18,16 @@ from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
 from shoal.runtime.pieces import Inline, Pieces, Threaded
+from shoal.runtime.processes import Processes
 from shoal.runtime.program import write_program
 from shoal.runtime.whole import Whole
 from shoal.runtime.worker import Failure
 
-BACKENDS = {"inline": Inline, "threads": Threaded}
+BACKENDS: dict[str, Callable[..., Going]] = {
+    "inline": lambda *plan: Inline(Pieces(*plan)),
+    "threads": lambda *plan: Threaded(Pieces(*plan)),
+    "processes": Processes,
+}
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
 
@@ -56,6 +61,10 @@ class Going(Protocol):
 
     def final(self) -> tuple[dict[str, Any], int]:
         """The carried state by name, and how many ticks made it."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing running, whatever happened."""
         ...
 
 
@@ -93,6 +102,8 @@ def run(
             limit.stop()
             _wait(going, PATIENCE)
             raise
+        finally:
+            going.close()
         interrupted = stop.is_set()
     values, done = going.final()
     leaves = [values[name] for name in graph.inputs]
@@ -111,9 +122,11 @@ def make_run(plan: Plan, backend: str, tree: Any) -> Going:
     """Everything that a run needs, ready to start: one program, or pieces."""
     values = dict(zip(plan.graph.inputs, jax.tree.leaves(tree), strict=True))
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
-    if len(programs) == 1 and plan.ends(programs[0].fragment) == 1 and programs[0].compiles_whole:
-        return Whole(plan, programs[0], values)
-    return BACKENDS[backend](Pieces(plan, programs, values))
+    one = programs[0]
+    apart = backend == "processes" and plan.distribution.ends(one.fragment) > 1
+    if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
+        return Whole(plan, one, values)
+    return BACKENDS[backend](plan, programs, values)
 
 
 def _shown(going: Going, stop: threading.Event) -> Iterator[tuple[int, Shown]]:

@@ -147,6 +147,9 @@ class Whole:
             return self._named(carry), done
         return self._named(self._carry), self._done
 
+    def close(self) -> None:
+        """There is nothing but a thread that ends by itself."""
+
     def _named(self, carry: list[Any]) -> dict[str, Any]:
         return self._values | {b: x for (b, _), x in zip(self._program.carry, carry, strict=True)}
 

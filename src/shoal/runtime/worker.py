@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -31,7 +31,6 @@ from shoal.tracing.hosting import Task
 KEEP_EVERY, KEPT = 16, 4
 Metrics = dict[str, Any]
 Lags = tuple[int, ...]
-Report = Callable[[int, Replica, Metrics, Lags], None]
 
 
 class Failure(Exception):
@@ -98,6 +97,18 @@ class Runs:
     args: list[Any]
 
 
+class Desk(Protocol):
+    """Where ends leave what others are to see of them."""
+
+    def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
+        """Hand over a tick's metrics, and how many ticks late what it used was."""
+        ...
+
+    def keep(self, worker: Worker) -> None:
+        """Keep what an end carries, to go back to if a later tick goes wrong."""
+        ...
+
+
 class Worker:
     """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
 
@@ -107,7 +118,7 @@ class Worker:
         end: int,
         state: Mapping[str, Any],
         channels: Mapping[str, Channel],
-        report: Report,
+        desk: Desk,
     ) -> None:
         self.replica: Replica = (crew.program.fragment, end)
         self.tick = 0
@@ -116,7 +127,7 @@ class Worker:
         self._lags: list[int] = []
         self._sent: dict[str, deque[Message]] = {}
         self._version = NEVER
-        self._crew, self._channels, self._report = crew, channels, report
+        self._crew, self._channels, self._desk = crew, channels, desk
         held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
         self._env = {name: crew.share(name, state[name], end) for name in held}
 
@@ -142,13 +153,13 @@ class Worker:
         program = self._crew.program
         while self.is_free or limit.may_start(self.tick):
             if self.tick % KEEP_EVERY == 0:
-                self._keep()
+                self._desk.keep(self)
             self.broken = True
             self._version = NEVER if self.is_free else self.tick
             self._lags.clear()
             yield from self._run(program.operations)
             shown = {m: self._env[v] for m, v in program.metrics}
-            self._report(self.tick, self.replica, shown, tuple(self._lags))
+            self._desk.show(self.tick, self.replica, shown, tuple(self._lags))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
@@ -192,8 +203,8 @@ class Worker:
         if channel in self._sent:
             self._sent[channel].appendleft(message)
 
-    def _keep(self) -> None:
-        """Keep a copy of what this end carries, to go back to if a later tick goes wrong."""
+    def keep(self) -> None:
+        """Keep a copy of what this end carries, and what it sent to lagged readers."""
         carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
         self.kept.append(Kept(self.tick, carried, {c: tuple(m) for c, m in self._sent.items()}))
 

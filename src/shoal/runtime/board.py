@@ -1,0 +1,281 @@
+"""What all processes of a run see besides channels: how far to go, what is kept, what is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shoal.runtime.fire import Replica
+from shoal.runtime.gates import Cell
+from shoal.runtime.memory import LINE, FutexBell, Memory, Room, fence
+from shoal.runtime.team import Stopped
+
+BANKS = 3  # a tick that all kept is in one of them while the others are written
+FINAL = BANKS  # the bank for what ends carry when they end
+SHOWN = 32  # ticks of metrics that wait for the driver
+MOST_LAGS = 1024  # lags of one end in a tick
+TICKS, STOPPING, HALT = range(3)
+GO, ASKED, SET = range(3)  # nobody stops; a stop is asked for; the last tick is known
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A metric of one end."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the metric."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Post:
+    """One end: which of a fragment's it is, how much it holds of a value, and what it shows."""
+
+    replica: Replica
+    ends: int
+    carried: frozenset[str]
+    shown: tuple[Spec, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """Where the words, the kept values and the metrics of a run lie in shared memory."""
+
+    words: int
+    started: int
+    bells: int
+    teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
+    cells: Mapping[str, Cell]
+    rows: int
+    kept: tuple[Mapping[str, int], ...]
+    marks: int
+    posts: Mapping[Replica, Post]
+    shows: Mapping[Replica, int]
+
+    @staticmethod
+    def plan(
+        teams: tuple[tuple[str, int], ...],
+        cells: Mapping[str, Cell],
+        rows: int,
+        posts: tuple[Post, ...],
+        room: Room,
+    ) -> Board:
+        """Take as much room as it all needs."""
+        words, started = room.take(3 * LINE), room.take(len(teams) * LINE)
+        bells = room.take((len(teams) + 1) * LINE)
+        kept = tuple(
+            {name: room.take(_size(cell, rows)) for name, cell in cells.items()}
+            for _ in range(BANKS + 1)
+        )
+        marks = room.take(len(posts) * (BANKS + 1) * 8)
+        shows = {p.replica: room.take(_show_size(p)) for p in posts}
+        named = {p.replica: p for p in posts}
+        return Board(words, started, bells, teams, cells, rows, kept, marks, named, shows)
+
+
+def _size(cell: Cell, rows: int) -> int:
+    return prod(cell.rows(rows)) * np.dtype(cell.dtype).itemsize
+
+
+def _show_size(post: Post) -> int:
+    """Two counts, and for each tick its number, lags, and metrics."""
+    arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in post.shown)
+    return 2 * LINE + SHOWN * ((2 + MOST_LAGS) * 8 + LINE + arrays)
+
+
+class OpenBoard:
+    """The board, in this process."""
+
+    def __init__(
+        self, board: Board, memory: Memory, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._board, self._memory = board, memory
+        self._words = memory.words(board.words, 3)
+        self._started = memory.words(board.started, len(board.teams))
+        self._posts = list(board.posts)
+        count = len(self._posts)
+        self._marks = memory.packed(board.marks, count * (BANKS + 1))
+        self._check = check
+
+    def bell(self, team: int, spin: float = 0.0) -> FutexBell:
+        """The bell of a team; the driver's comes after all teams'."""
+        first = self._board.bells + team * LINE
+        return FutexBell(self._memory, first, spin, self.check)
+
+    def check(self) -> None:
+        """Raise if the run was halted, or whatever else this process looks out for."""
+        if self._words[HALT]:
+            raise Stopped
+        self._check()
+
+    def begin(self, ticks: int) -> None:
+        """Let every team go on up to `ticks`."""
+        self._words[TICKS] = ticks
+
+    def halt(self) -> None:
+        """Let nobody wait any more."""
+        self._words[HALT] = 1
+        for team in range(len(self._board.teams)):
+            self.bell(team).ring()
+
+    def stop(self) -> None:
+        """Let nobody start a tick that no other team has started."""
+        if self._words[STOPPING] == GO:
+            self._words[STOPPING] = ASKED
+            fence()
+            self._words[TICKS] = min(self._words[TICKS], max(self._started, default=0))
+            self._words[STOPPING] = SET
+
+    def may_start(self, team: int, tick: int) -> bool:
+        """Whether a team may start `tick`; it has started it then."""
+        self._started[team] = max(self._started[team], tick + 1)
+        fence()
+        while self._words[STOPPING] == ASKED:
+            self.check()
+            time.sleep(1e-4)
+        return tick < self._words[TICKS]
+
+    def write(self, bank: int, replica: Replica, tick: int, values: Mapping[str, Any]) -> None:
+        """Keep an end's share of what is carried, as it is before `tick`."""
+        mark = self._mark(bank, replica)
+        self._marks[mark] = 0
+        for name, x in values.items():
+            if name in self._board.cells:
+                self._share(bank, replica, name)[...] = x
+        self._marks[mark] = tick + 1
+
+    @property
+    def teams(self) -> tuple[tuple[str, int], ...]:
+        """A fragment and the number of one of its workers, for each team."""
+        return self._board.teams
+
+    def gather(self, banks: Mapping[Replica, int]) -> dict[str, np.ndarray]:
+        """What each end kept, from the bank that is named for it."""
+        found = {name: np.array(x) for name, x in self.read(0).items()}
+        for replica, bank in banks.items():
+            for name, cell in self._board.cells.items():
+                if name in self._board.posts[replica].carried:
+                    whole = found[name]
+                    span = self._span(replica, cell)
+                    whole[span] = self._share(bank, replica, name)
+        return found
+
+    def read(self, bank: int) -> dict[str, np.ndarray]:
+        """Everything that a bank holds."""
+        board = self._board
+        return {
+            name: self._memory.array(
+                first, board.cells[name].rows(board.rows), board.cells[name].dtype
+            )
+            for name, first in board.kept[bank].items()
+        }
+
+    def ticks(self, bank: int) -> dict[Replica, int]:
+        """Before which tick each end kept what a bank holds; -1 if it holds nothing."""
+        return {r: self._marks[self._mark(bank, r)] - 1 for r in self._posts}
+
+    def _mark(self, bank: int, replica: Replica) -> int:
+        return bank * len(self._posts) + self._posts.index(replica)
+
+    def _share(self, bank: int, replica: Replica, name: str) -> np.ndarray:
+        board = self._board
+        cell = board.cells[name]
+        whole = self._memory.array(board.kept[bank][name], cell.rows(board.rows), cell.dtype)
+        return whole[self._span(replica, cell)]
+
+    def _span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
+        """Which part of a value an end holds."""
+        if cell.axis is None:
+            return (...,)  # type: ignore[return-value]
+        rows = self._board.rows // self._board.posts[replica].ends
+        rows_held = slice(replica[1] * rows, (replica[1] + 1) * rows)
+        return (slice(None),) * cell.axis + (rows_held,)
+
+    def show(self, replica: Replica) -> Show:
+        """One end's metrics."""
+        board = self._board
+        return Show(self._memory, board.shows[replica], board.posts[replica])
+
+
+@dataclass
+class Show:
+    """Metrics of one end on their way to the driver."""
+
+    memory: Memory
+    first: int
+    post: Post
+    _slots: list[tuple[memoryview, dict[str, np.ndarray]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._puts, self._takes = (self.memory.words(self.first + i * LINE, 1) for i in range(2))
+        room = Room()
+        room.take(2 * LINE)
+        for _ in range(SHOWN):
+            words = self.memory.packed(self.first + room.take((2 + MOST_LAGS) * 8), 2 + MOST_LAGS)
+            arrays = {}
+            for spec in self.post.shown:
+                place = self.first + room.take(spec.nbytes)
+                arrays[spec.name] = self.memory.array(place, spec.shape, spec.dtype)
+            self._slots.append((words, arrays))
+
+    def is_new(self) -> bool:
+        """Whether there are metrics that the driver has yet to look at."""
+        return self._takes[0] < self._puts[0]
+
+    def is_full(self) -> bool:
+        """Whether the driver has yet to look at older ones."""
+        return self._puts[0] - self._takes[0] >= SHOWN
+
+    def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:
+        """Show a tick's metrics; there must be room."""
+        words, arrays = self._slots[self._puts[0] % SHOWN]
+        count = min(len(lags), MOST_LAGS)
+        words[0], words[1] = tick, count
+        for i in range(count):
+            words[2 + i] = lags[i]
+        for name, room in arrays.items():
+            room[...] = np.asarray(metrics[name])
+        self._puts[0] += 1
+
+    def take(self) -> Iterator[tuple[int, dict[str, np.ndarray], tuple[int, ...]]]:
+        """Metrics that have come, tick by tick."""
+        while self._takes[0] < self._puts[0]:
+            words, arrays = self._slots[self._takes[0] % SHOWN]
+            found = {name: np.array(x) for name, x in arrays.items()}
+            lags = tuple(words[2 : 2 + words[1]])
+            yield words[0], found, lags
+            self._takes[0] += 1
+
+
+@dataclass
+class SharedLimit:
+    """How far one team may go, as the board says."""
+
+    board: OpenBoard
+    team: int
+
+    def may_start(self, tick: int, count: int = 1) -> int:
+        """Whether `tick` may start; the team has started it then."""
+        return int(self.board.may_start(self.team, tick))
+
+
+def watch_parent() -> Callable[[], None]:
+    """A check that ends this process at once if the one that started it is gone."""
+    parent = os.getppid()
+
+    def check() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return check

@@ -1,0 +1,178 @@
+"""A worker process: turns its ends until told to stop. Loads JAX only if something is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import ShoalError, user_place
+from shoal.runtime.board import BANKS, FINAL, OpenBoard, SharedLimit, watch_parent
+from shoal.runtime.channels import Channel
+from shoal.runtime.fire import Replica
+from shoal.runtime.memory import Memory, join_fences
+from shoal.runtime.orders import Orders, Seat
+from shoal.runtime.plain import PlainCrew
+from shoal.runtime.team import Stopped, Team
+from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
+
+_DIE_WITH_PARENT = 1
+
+
+def main() -> None:
+    """Read orders, turn, and tell how it ended on the report pipe."""
+    _, memory_fd, orders_fd, report_fd = sys.argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    with os.fdopen(int(orders_fd), "rb") as pipe:
+        sys.path[:] = pickle.load(pipe)
+        orders = pickle.load(pipe)
+    report = os.fdopen(int(report_fd), "w", buffering=1)
+    if orders.cores:
+        os.sched_setaffinity(0, orders.cores)
+    join_fences()
+    memory = Memory(int(memory_fd), orders.size)
+    board = OpenBoard(orders.board, memory, watch_parent())
+    failures: list[Failure] = []
+    try:
+        teams = _Hall(orders, memory, board).teams()
+        threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
+        for thread in threads:
+            thread.start()
+        _turn(board, teams[0], failures)
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        failures.append(Failure(orders.seats[0], 0, error))
+    if failures:
+        report.write(json.dumps(_told(failures[0])) + "\n")
+        report.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
+
+
+def _turn(
+    board: OpenBoard, seated: tuple[int, Team, list[Worker]], failures: list[Failure]
+) -> None:
+    """Turn one team; at the end leave what its ends carry, where they ended with a tick."""
+    number, team, workers = seated
+    try:
+        team.turn(SharedLimit(board, number))  # type: ignore[arg-type]
+    except Stopped:
+        pass
+    except Failure as failure:
+        failures.append(failure)
+    for worker in workers:
+        if not worker.broken:
+            _Desk(board, len(board.teams)).leave(FINAL, worker)
+    board.bell(len(board.teams)).ring()
+
+
+def _told(failure: Failure) -> dict[str, Any]:
+    error = failure.error
+    mine = isinstance(error, ShoalError)
+    return {
+        "replica": failure.replica,
+        "tick": failure.tick,
+        "kind": type(error).__name__,
+        "is_shoal": mine,
+        "what": error.what if mine else str(error).strip().split("\n")[0],
+        "fix": error.fix if mine else "",
+        "where": error.where if mine else user_place(error),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+class _Desk:
+    """Leaves metrics and kept values where the driver finds them."""
+
+    def __init__(self, board: OpenBoard, driver: int) -> None:
+        self._board, self._bell = board, board.bell(driver)
+        self._shows: dict[Replica, Any] = {}
+
+    def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
+        """Hand over a tick's metrics; waits if the driver is far behind."""
+        show = self._shows.setdefault(replica, None) or self._board.show(replica)
+        self._shows[replica] = show
+        while show.is_full():
+            self._bell.ring()
+            threading.Event().wait(1e-3)
+            self._board.check()
+        show.put(tick, metrics, lags)
+        self._bell.ring()
+
+    def keep(self, worker: Worker) -> None:
+        """Write what an end carries before a tick."""
+        self.leave(worker.tick // KEEP_EVERY % BANKS, worker)
+
+    def leave(self, bank: int, worker: Worker) -> None:
+        """Write what an end carries to a bank."""
+        values = {name: _raw(x) for name, x in worker.carried.items()}
+        self._board.write(bank, worker.replica, worker.tick, values)
+
+
+def _raw(x: Any) -> Any:
+    """An array as it lies on the board: keys as their data."""
+    if "jax" in sys.modules:
+        from shoal.runtime.crew import raw
+
+        return raw(x)
+    return x
+
+
+class _Hall:
+    """Sets up the teams of this process."""
+
+    def __init__(self, orders: Orders, memory: Memory, board: OpenBoard) -> None:
+        self._orders, self._board = orders, board
+        self._channels = orders.rings.open(memory)
+        self._desk = _Desk(board, len(orders.board.teams))
+        self._values = board.read(0)
+        self._hear()
+
+    def _hear(self) -> None:
+        """Let every channel wake who waits at its other side."""
+        bells = [self._board.bell(n) for n in range(len(self._orders.board.teams))]
+        of = {f: [bells[n] for n in teams] for f, teams in self._orders.ends.items()}
+        for channel in self._channels.values():
+            gate = channel.turnstile.sheet.gate
+            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+
+    def teams(self) -> list[tuple[int, Team, list[Worker]]]:
+        """The number, team and workers of each seat."""
+        crews: Mapping[str, Any] = dict(self._orders.crews)
+        compiled = [f for f, _ in self._orders.seats if f not in crews]
+        if compiled:
+            from shoal.runtime.rebuilt import rebuilt_crews
+
+            crews = {**crews, **rebuilt_crews(self._orders, compiled)}
+        return [self._team(seat, crews[seat[0]], self._channels) for seat in self._orders.seats]
+
+    def _team(
+        self, seat: Seat, crew: PlainCrew | Any, channels: Mapping[str, Channel]
+    ) -> tuple[int, Team, list[Worker]]:
+        fragment, _ = seat
+        number = self._orders.board.teams.index(seat)
+        ends = [e for e, team in enumerate(self._orders.ends[fragment]) if team == number]
+        workers = [Worker(crew, end, self._values, channels, self._desk) for end in ends]
+        for writer, channel, lag, values in self._orders.primed:
+            if writer == fragment:
+                for worker in workers:
+                    worker.prime(channel, lag, values)
+        bell = self._board.bell(number, self._orders.spin)
+        serve = self._orders.serve.get(fragment)
+        many = crew.run_many if serve else None
+        return number, Team(workers, channels, bell, serve, many), workers
+
+
+if __name__ == "__main__":
+    main()

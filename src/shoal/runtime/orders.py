@@ -1,0 +1,46 @@
+"""What a worker process is told when it starts, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.planning.policy import Serve
+from shoal.runtime.board import Board
+from shoal.runtime.plain import PlainCrew
+from shoal.runtime.shm import Rings
+
+Seat = tuple[str, int]  # a fragment, and which of its workers
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes whose replicas run as one program, and which of them this is."""
+
+    address: str
+    processes: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Which ends a process turns, where their channels lie, and how it is to behave.
+
+    A fragment that is compiled comes as `loop`, the algorithm to trace again; one that isn't comes
+    as its crew, ready to work.
+    """
+
+    seats: tuple[Seat, ...]
+    size: int
+    rings: Rings
+    board: Board
+    ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
+    primed: tuple[tuple[str, str, int, tuple[str, ...]], ...]  # writer, channel, lag, values
+    serve: Mapping[str, Serve]
+    crews: Mapping[str, PlainCrew]
+    loop: bytes
+    print: str  # what the plan must look like when it is drawn again
+    path: tuple[str, ...]
+    cores: tuple[int, ...]
+    spin: float
+    group: Group | None = None
