@@ -1,9 +1,11 @@
 """What tests of host environments share: a run of rows, and environments that go wrong."""
 
+from dataclasses import dataclass
+
 import gymnasium
 import numpy as np
 
-from shoal.envs.host import close_all, step_rows
+from shoal.envs.host import Moves, close_all, step_rows
 from shoal.envs.spaces import Box, Discrete, MultiDiscrete, leaves, unflatten
 
 SEEDS = np.array([7, 2**32 - 5, 123456], np.uint32)
@@ -77,8 +79,8 @@ class Broken(gymnasium.Env):
         assert self.action_space.contains(action)
         self.time += 1
         obs, reward = np.full(2, self.time, np.float32), 1.0
-        match self.fault if self.mine and self.time == 3 else "none":
-            case "step":
+        match self.fault if self.fault == "always" or (self.mine and self.time == 3) else "none":
+            case "step" | "always":
                 raise OSError("the cable came off")
             case "shape":
                 obs = np.zeros(1, np.float32)
@@ -91,7 +93,86 @@ class Broken(gymnasium.Env):
         return obs, reward, self.time == 4, False, {}
 
 
-gymnasium.register("Broken-v0", Broken)
+class Many(gymnasium.Env):
+    """A dictionary to see, several choices to make; shows the choices."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "b": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
+            "a": gymnasium.spaces.Dict({"z": gymnasium.spaces.MultiDiscrete([3, 4])}),
+        }
+    )
+    action_space = gymnasium.spaces.MultiDiscrete([3, 4], start=[1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        return self.show(np.array([1, 0])), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.show(action), float(action.sum()), False, False, {}
+
+    def show(self, action):
+        return {"b": np.full((2, 2), 9, np.uint8), "a": {"z": action - [1, 0]}}
+
+
+class Picture(gymnasium.Env):
+    """Shows noise as an image of bytes; an episode has six steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.show(), float(action), self.time == 6, False, {}
+
+    def show(self):
+        return self.np_random.integers(0, 256, (36, 36, 1), np.uint8)
+
+
+for kind in (Broken, Many, Picture):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Two agents that drift by their actions; an episode has five steps."""
+
+    observation_space = Box(-9.0, 9.0, (2,))
+    action_space = Box(-1.0, 1.0, (1,))
+    agents = ("left", "right")
+
+    def open(self, seeds):
+        return SeveralVector(seeds)
+
+
+class SeveralVector:
+    def __init__(self, seeds):
+        self.rngs = [np.random.default_rng(int(seed)) for seed in seeds]
+
+    def reset(self):
+        self.time = 0
+        self.place = np.stack([rng.normal(size=(2, 1)) for rng in self.rngs]).astype(np.float32)
+        return self.show()
+
+    def show(self):
+        return (np.concatenate([self.place, np.full_like(self.place, self.time)], -1),)
+
+    def step(self, action):
+        assert action.shape == self.place.shape
+        self.time += 1
+        self.place = self.place + action
+        last_obs, reward = self.show(), self.place[..., 0]
+        late = np.full(reward.shape, self.time == 5)
+        obs = self.reset() if self.time == 5 else last_obs
+        return Moves(obs, reward, np.zeros_like(late), late, last_obs, reward.mean(1))
+
+    def close(self):
+        pass
 
 
 def doubled(env):

@@ -108,31 +108,6 @@ def test_spaces_of_every_kind():
     np.testing.assert_array_equal(seen["obs"].sum(-1), 1)
 
 
-class Many(gymnasium.Env):
-    """A dictionary to see, several choices to make; shows the choices."""
-
-    observation_space = gymnasium.spaces.Dict(
-        {
-            "b": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
-            "a": gymnasium.spaces.Dict({"z": gymnasium.spaces.MultiDiscrete([3, 4])}),
-        }
-    )
-    action_space = gymnasium.spaces.MultiDiscrete([3, 4], start=[1, 0])
-
-    def reset(self, *, seed=None, options=None):
-        return self.show(np.array([1, 0])), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return self.show(action), float(action.sum()), False, False, {}
-
-    def show(self, action):
-        return {"b": np.full((2, 2), 9, np.uint8), "a": {"z": action - [1, 0]}}
-
-
-gymnasium.register("Many-v0", Many)
-
-
 def test_a_dictionary_is_seen_and_several_choices_are_made():
     rules = simulator("Many-v0")
     assert rules.action_space == MultiDiscrete((3, 4))
