@@ -95,5 +95,5 @@ def test_several_agents_have_one_episode_and_each_its_own_rewards():
 def test_a_failing_environment_stops_the_run_and_is_named():
     env = wide("Broken-v0", fault="always")
     plan = shoal.plan(shoal.trace(SMALL, env, envs=4), shoal.single_learner_coarse(2), TWO_CPUS)
-    with pytest.raises(RunError, match="environment 0.*: the cable came off"):
+    with pytest.raises(RunError, match=r"environment 0.*: the cable came off"):
         shoal.run(plan, "inline", ticks=2)
