@@ -93,7 +93,8 @@ def _moves(
         holders = sites.holders(sites.resolve(value), homes)
         near |= {frozenset({h}) for h in holders} if holders is not EVERYWHERE else set()
     for other in sites.nodes.values():
-        if other.name != name and set(other.reads) & set(node.writes):
+        # Who reads what it makes, or reads the same as it does and so is sent that anyway.
+        if other.name != name and set(other.reads) & {*node.writes, *node.reads}:
             near |= {frozenset({h}) for h in homes[other.name]}
     near -= {here}
     if not near:

@@ -109,9 +109,13 @@ class OpenBoard:
         self._check = check
 
     def bell(self, team: int, spin: float = 0.0) -> FutexBell:
-        """The bell of a team; the driver's comes after all teams'."""
-        first = self._board.bells + team * LINE
-        return FutexBell(self._memory, first, spin, self.check)
+        """The bell of a team."""
+        return FutexBell(self._memory, self._board.bells + team * LINE, spin, self.check)
+
+    @property
+    def driver_bell(self) -> FutexBell:
+        """The bell of the driver, which goes on when the workers are halted."""
+        return FutexBell(self._memory, self._board.bells + len(self._board.teams) * LINE)
 
     def check(self) -> None:
         """Raise if the run was halted, or whatever else this process looks out for."""

@@ -163,6 +163,8 @@ class Turnstile:
     def did_put(self, end: int) -> None:
         """A writer's end has put its next message."""
         self.counts.puts[end] += 1
+        if isinstance(self.sheet.gate.flow, Latest) and self.counts.ledger is not None:
+            self.counts.ledger.settle()
         for bell in self.readers[end] if self.readers else ():
             bell.ring()
 

@@ -73,8 +73,8 @@ def _turn(
         failures.append(failure)
     for worker in workers:
         if not worker.broken:
-            _Desk(board, len(board.teams)).leave(FINAL, worker)
-    board.bell(len(board.teams)).ring()
+            _Desk(board).leave(FINAL, worker)
+    board.driver_bell.ring()
 
 
 def _told(failure: Failure) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _told(failure: Failure) -> dict[str, Any]:
 class _Desk:
     """Leaves metrics and kept values where the driver finds them."""
 
-    def __init__(self, board: OpenBoard, driver: int) -> None:
-        self._board, self._bell = board, board.bell(driver)
+    def __init__(self, board: OpenBoard) -> None:
+        self._board, self._bell = board, board.driver_bell
         self._shows: dict[Replica, Any] = {}
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
@@ -135,7 +135,7 @@ class _Hall:
     def __init__(self, orders: Orders, memory: Memory, board: OpenBoard) -> None:
         self._orders, self._board = orders, board
         self._channels = orders.rings.open(memory)
-        self._desk = _Desk(board, len(orders.board.teams))
+        self._desk = _Desk(board)
         self._values = board.read(0)
         self._hear()
 

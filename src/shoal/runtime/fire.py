@@ -42,6 +42,7 @@ class Ledger:
 
     begun: MutableSequence[int]
     used: MutableSequence[int]
+    settled: MutableSequence[int]  # used before the newest version was made
     versions: MutableSequence[int]  # of each end's newest `depth` turns, in a ring
     depth: int
 
@@ -49,6 +50,11 @@ class Ledger:
         """Note a turn that an end begins from `version`."""
         self.versions[end * self.depth + self.begun[end] % self.depth] = version
         self.begun[end] += 1
+
+    def settle(self) -> None:
+        """A new version is there: turns used so far made room for turns begun from it."""
+        for end, used in enumerate(self.used):
+            self.settled[end] = used
 
     def amend(self, end: int, version: int) -> None:
         """The turn begun last is made from a newer version."""
@@ -87,7 +93,7 @@ def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> boo
         newest = min(counts.puts[w] for w in gate.sources[end]) - 1
         if gate.admits:
             assert counts.ledger is not None
-            ahead = counts.ledger.begun[end] - counts.ledger.used[end]
+            ahead = counts.ledger.begun[end] - counts.ledger.settled[end]
             return newest >= 0 and ahead < gate.admits
         return newest >= (0 if flow.max_lag is None else max(0, tick - flow.max_lag))
     return all(counts.puts[w] > taken for w in gate.sources[end])

@@ -140,7 +140,7 @@ def make_channels(
     admitting = [c for name, c in channels.items() if sheets[name].gate.admits]
     if admitting:
         ends = max(sheets[c].writers for c in bundles)
-        ledger = Ledger([0] * ends, [0] * ends, [0] * (ends * DEPTH), DEPTH)
+        ledger = Ledger([0] * ends, [0] * ends, [0] * ends, [0] * (ends * DEPTH), DEPTH)
         for channel in admitting:
             channel.turnstile.counts.ledger = ledger
     return channels

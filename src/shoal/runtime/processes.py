@@ -80,7 +80,7 @@ class Processes:
         self._memory = Memory.make(check_memory(room.size))
         self._board = OpenBoard(self._layout, self._memory)
         self._shows = {r: self._board.show(r) for r in self._layout.posts}
-        self._bell = OpenBoard(self._layout, self._memory).bell(len(self._layout.teams))
+        self._bell = self._board.driver_bell
         self._children: list[Child] = []
         self._limit: Limit | None = None
         self._failure: ShoalError | None = None
@@ -322,7 +322,8 @@ def _send(fd: int, orders: Orders) -> None:
 def _relay(child: Child, say: Any) -> None:
     assert child.process.stdout is not None
     for line in child.process.stdout:
-        say(f"{child.name} | {line.decode(errors='replace').rstrip()}")
+        if not line.startswith(b"[Gloo] Rank"):  # it says how many it sees, each time
+            say(f"{child.name} | {line.decode(errors='replace').rstrip()}")
 
 
 def told_error(child: Child) -> ShoalError:

@@ -211,7 +211,7 @@ class Rings:
         """Take as much room as all channels need."""
         free = [s.writers for s in sheets.values() if takes_some(s.gate.flow)]
         ends = max(free, default=0)
-        ledger = room.take(ends * (2 * LINE + DEPTH * 8))
+        ledger = room.take(ends * (3 * LINE + DEPTH * 8))
         return Rings({name: Ring.plan(s, room) for name, s in sheets.items()}, ledger, ends)
 
     def open(self, memory: Memory) -> dict[str, ShmChannel]:
@@ -219,11 +219,9 @@ class Rings:
         ends, first = self.ends, self.ledger
         ledger = None
         if ends:
-            used, versions = first + ends * LINE, first + 2 * ends * LINE
-            ledger = Ledger(
-                memory.words(first, ends), memory.words(used, ends),
-                memory.packed(versions, ends * DEPTH), DEPTH,
-            )  # fmt: skip
+            counts = [memory.words(first + i * ends * LINE, ends) for i in range(3)]
+            versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
+            ledger = Ledger(*counts, versions, DEPTH)
         bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
         return {
             name: ShmChannel(memory, ring, bundles.get(name), ledger)
