@@ -207,6 +207,8 @@ def test_a_simulator_is_data():
 def test_wrong_names_and_settings_are_answered():
     with pytest.raises(UnknownNameError, match="Did you mean `CartPole-v1`"):
         make("gymnasium:CartPol-v1")
+    with pytest.raises(UnknownNameError, match="Did you mean `gymnasium:Taxi-v3`"):
+        make("Taxi-v3")
     with pytest.raises(SettingError, match="can't be made with speed"):
         make("gymnasium:CartPole-v1", speed=3).action_space  # noqa: B018
 
@@ -224,19 +226,16 @@ def test_atari_is_preprocessed_and_scored_truly():
 
 
 STEP_WITHOUT_JAX = """
-import sys, time
-start = time.perf_counter()
+import sys
 import shoal, numpy as np
 from shoal.envs.host import step_rows
-light = time.perf_counter() - start
-assert not [m for m in sys.modules if m.startswith(("jax", "gymnasium"))]
+assert not [m for m in sys.modules if m.startswith(("jax", "optax", "gymnasium", "rich"))]
 from shoal.envs.gymnasium import GymnasiumSimulator
 rows = GymnasiumSimulator("CartPole-v1"), np.arange(2, dtype=np.uint32)
 steps = np.zeros(2, np.int32)
 for _ in range(3):
     steps, *_ = step_rows(*rows, steps, np.zeros(2, np.int32))
 assert not [m for m in sys.modules if m.startswith("jax")], "JAX was imported"
-assert light < 2, light
 """
 
 

@@ -165,7 +165,8 @@ def _make_row(simulator: GymnasiumSimulator, row: int) -> gymnasium.Env:
 
 def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
     """The environment with its wrappers; a missing package is answered with the extra it is in."""
-    name, settings = simulator.id, dict(simulator.settings)
+    # Gymnasium's own checks take longer than many an environment, and Shoal has checks too.
+    name, settings = simulator.id, {"disable_env_checker": True, **dict(simulator.settings)}
     wrappers = settings.pop("wrappers", ())
     try:
         env = _make_atari(simulator) if _is_atari(name) else gymnasium.make(name, **settings)
@@ -174,8 +175,9 @@ def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
     except gymnasium.error.UnregisteredEnv as error:
         raise UnknownNameError("environment", name, gymnasium.registry) from error
     except TypeError as error:
+        given = ", ".join(key for key, _ in simulator.settings) or "its defaults"
         raise SettingError(
-            f"{name} can't be made with {', '.join(settings) or 'its defaults'}: {error}",
+            f"{name} can't be made with {given}: {error}",
             f"Give it what gymnasium.make({name!r}) takes.",
         ) from error
     for wrapper in wrappers:
@@ -195,11 +197,12 @@ def _atari(simulator: GymnasiumSimulator) -> dict[str, Any]:
 def _make_atari(simulator: GymnasiumSimulator) -> gymnasium.Env:
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-    import_module("ale_py")  # registers the games
+    ale = import_module("ale_py")  # registers the games
     import_module("cv2")
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner from every process
     chosen = _atari(simulator)
     given = {k: v for k, v in simulator.settings if k not in ATARI and k != "wrappers"}
-    env = gymnasium.make(simulator.id, **{"frameskip": 1, **given})
+    env = gymnasium.make(simulator.id, **{"frameskip": 1, "disable_env_checker": True, **given})
     stack, _ = chosen.pop("stack"), chosen.pop("clip_reward")
     return FrameStackObservation(AtariPreprocessing(env, **chosen), stack)
 

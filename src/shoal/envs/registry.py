@@ -1,5 +1,6 @@
 """From an environment's name to the environment."""
 
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -30,7 +31,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     _, simulator, environment = FAMILIES[family]
     known = module.names()
     if short not in known and ":" not in short:
-        raise UnknownNameError("environment", short, _near(short, known))
+        elsewhere = [] if colon else _elsewhere(short)
+        raise UnknownNameError("environment", short, [*elsewhere, *_near(short, known)])
     given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
     return environment(f"{family}:{short}", getattr(module, simulator)(short, given))
 
@@ -42,6 +44,15 @@ def _load(family: str) -> Any:
         if error.name and error.name.startswith("shoal"):
             raise
         raise MissingExtraError(family, family) from error
+
+
+def _elsewhere(name: str) -> list[str]:
+    """The full names of environments called so in other families that are installed."""
+    found = []
+    for family in list(FAMILIES)[1:]:
+        with suppress(MissingExtraError):
+            found += [f"{family}:{name}"] if name in _load(family).names() else []
+    return found
 
 
 def _near(name: str, known: list[str]) -> list[str]:
