@@ -207,8 +207,8 @@ def test_a_simulator_is_data():
 def test_wrong_names_and_settings_are_answered():
     with pytest.raises(UnknownNameError, match="Did you mean `CartPole-v1`"):
         make("gymnasium:CartPol-v1")
-    with pytest.raises(UnknownNameError, match="Did you mean `gymnasium:Taxi-v3`"):
-        make("Taxi-v3")
+    with pytest.raises(UnknownNameError, match="Did you mean `gymnasium:Blackjack-v1`"):
+        make("Blackjack-v1")
     with pytest.raises(SettingError, match="can't be made with speed"):
         make("gymnasium:CartPole-v1", speed=3).action_space  # noqa: B018
 

@@ -47,12 +47,12 @@ def _load(family: str) -> Any:
 
 
 def _elsewhere(name: str) -> list[str]:
-    """The full names of environments called so in other families that are installed."""
-    found = []
+    """The full name of an environment called so in the next family that has one, if any."""
     for family in list(FAMILIES)[1:]:
         with suppress(MissingExtraError):
-            found += [f"{family}:{name}"] if name in _load(family).names() else []
-    return found
+            if name in _load(family).names():
+                return [f"{family}:{name}"]
+    return []
 
 
 def _near(name: str, known: list[str]) -> list[str]:
