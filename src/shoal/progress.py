@@ -37,6 +37,10 @@ class Progress:
         told += f"  return {mean:.1f}" if mean is not None else ""
         self._bar.update(self._task, completed=tick + 1, description="training", told=told)
 
+    def say(self, line: str) -> None:
+        """Write a line above the bar."""
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def __enter__(self) -> Progress:
         self._bar.start()
         return self

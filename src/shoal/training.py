@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -17,22 +17,21 @@ import numpy as np
 
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
-from shoal.errors import NotFiniteError, SettingError, ShoalError, UnknownNameError
+from shoal.errors import SettingError, UnknownNameError
 from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.cluster import Cluster
 from shoal.planning.homes import Sites
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.planning.policies import fused
+from shoal.planning.policies import fused, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
 from shoal.progress import Progress
+from shoal.records import Episodes, Lags, new_folder, recorded, save_values, scalars
+from shoal.runtime.logs import listening
 from shoal.runtime.machine import this_machine
 from shoal.runtime.run import Result, check_backend, run
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
-
-LAST_EPISODES = 100
-RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
 
 
 class How(TypedDict, total=False):
@@ -75,7 +74,7 @@ def train(
     """
     job = make_job(algorithm, env, how)
     check_backend(how.get("backend", "threads"))
-    distribution = distribute or fused()
+    distribution = distribute or default_distribution(job.env)
     ensure_devices(distribution)
     drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, how.get("cluster"))
     folder = new_folder(
@@ -85,14 +84,15 @@ def train(
 
 
 def verify(
-    algorithm: Any, env: Any, distribute: DistributionPolicy, **how: Unpack[How]
+    algorithm: Any, env: Any, distribute: DistributionPolicy | None = None, **how: Unpack[How]
 ) -> Verification:
     """Whether `algorithm` gives the same numbers under `distribute` as fused, after some ticks."""
     job = make_job(algorithm, env, {"ticks": 3, **how})
+    distribute = distribute or default_distribution(job.env)
     ensure_devices(distribute)
     graph = trace(job.algorithm, job.env, envs=job.envs)
-    state = graph.origin.start(how.get("seed", 0), job.envs)
     drawn = plan(graph, distribute, how.get("cluster"))
+    state = graph.origin.start(how.get("seed", 0), job.envs)
     return verify_plan(drawn, how.get("backend", "threads"), ticks=job.ticks, state=state)
 
 
@@ -143,36 +143,28 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
     return Job(algorithm, made, said.get("envs", preset.envs if preset else 16), ticks)
 
 
+def default_distribution(env: Any) -> DistributionPolicy:
+    """Everything in one program, unless the environments are Python's: then they are apart."""
+    is_python = isinstance(env, environments.HostEnvironment)
+    return single_learner_coarse(actors=1) if is_python else fused()
+
+
+@contextmanager
+def environments_closed() -> Iterator[None]:
+    """Close what Python environments this process has opened, whatever happens."""
+    try:
+        yield
+    finally:
+        if host := sys.modules.get("shoal.envs.host"):
+            host.close_all()
+
+
 def ensure_devices(distribution: DistributionPolicy) -> None:
     """Give JAX as many CPU devices as one program wants, if it hasn't begun and there are cores."""
     wanted = max((f.replicas for f in distribution.fragments if f.on != "cpu"), default=1)
     if wanted > 1:
         with suppress(RuntimeError):  # JAX has begun: it has the devices it has
             jax.config.update("jax_num_cpu_devices", min(wanted, os.cpu_count() or 1))
-
-
-@dataclass
-class Episodes:
-    """Returns of the newest episodes, a tick's worth at a time."""
-
-    newest: deque[tuple[float, float]] = field(default_factory=deque)
-    total: int = 0
-
-    def see(self, metrics: Mapping[str, Any]) -> None:
-        """Add the episodes that ended in a tick, and forget those beyond the last hundred."""
-        count = float(np.sum(metrics.get("episodes", 0)))
-        if not count:
-            return
-        self.total += int(count)
-        self.newest.append((count, float(np.sum(metrics["episode_return"]))))
-        while sum(n for n, _ in self.newest) - self.newest[0][0] >= LAST_EPISODES:
-            self.newest.popleft()
-
-    @property
-    def mean(self) -> float | None:
-        """The mean return of at least the last hundred episodes (fewer if there were fewer)."""
-        count = sum(n for n, _ in self.newest)
-        return sum(r for _, r in self.newest) / count if count else None
 
 
 def env_steps_a_tick(graph: Graph) -> int:
@@ -182,29 +174,10 @@ def env_steps_a_tick(graph: Graph) -> int:
     return sum(sites.times[n.writes[0]] for n in stages)
 
 
-def new_folder(root: Path, name: str, title: str) -> Path:
-    """A folder of its own for a run: named as said, or numbered after what is trained."""
-    plain = title.replace(":", "-").replace("/", "-")
-    if name:
-        folder = root / name
-        if (folder / "summary.json").exists():
-            raise SettingError(
-                f"{folder} already holds a run", "Choose another name, or remove it."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    for number in range(1, 1_000_000):
-        folder = root / f"{plain}-{number}"
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-    raise SettingError(f"{root} is full", "Remove old runs.")
-
-
 def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     seed, backend = how.get("seed", 0), how.get("backend", "threads")
     steps = env_steps_a_tick(drawn.graph) * drawn.seen
-    episodes, began = Episodes(), time.perf_counter()
+    episodes, lags, began = Episodes(), Lags(), time.perf_counter()
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
@@ -214,13 +187,15 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
         "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
     with (
-        _recorded(folder, summary),
+        recorded(folder, summary),
+        open(folder / "workers.log", "a", buffering=1, encoding="utf-8") as log,
         open(folder / "metrics.jsonl", "w", buffering=1, encoding="utf-8") as lines,
         Progress(job.ticks, steps, shown=how.get("progress", False)) as progress,
     ):
 
         def watch(tick: int, metrics: Mapping[str, np.ndarray]) -> None:
             episodes.see(metrics)
+            lags.see(metrics)
             row = {
                 "tick": tick,
                 "env_steps": (tick + 1) * steps,
@@ -231,39 +206,17 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
             summary.update({name: row[name] for name in ("env_steps", "seconds")})
             progress.see(tick, episodes.mean)
 
-        state = drawn.graph.origin.start(seed, job.envs)
-        result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
+        def say(line: str) -> None:
+            log.write(line + "\n")
+            progress.say(line)
+
+        with listening(say), environments_closed():
+            state = drawn.graph.origin.start(seed, job.envs)
+            result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
         _finish(summary, result, steps, episodes)
+        summary.update(lags.told())
         save_values(folder / "state.npz", result.values)
     return Trained(result.state, summary, folder, drawn)
-
-
-@contextmanager
-def _recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
-    """Leave a valid folder whatever happens: why the run failed, and the last good state."""
-    RUNNING[folder] = summary
-    write_json(folder / "summary.json", summary)
-    try:
-        yield
-    except KeyboardInterrupt:
-        summary.update(status="interrupted")
-        raise
-    except BaseException as error:
-        what = error.what if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
-        summary.update(status="failed", error=what)
-        if isinstance(error, NotFiniteError) and isinstance(error.state, dict):
-            summary["ticks"] = error.tick
-            save_values(folder / "state.npz", error.state)
-        raise
-    finally:
-        write_json(folder / "summary.json", summary)
-        del RUNNING[folder]
-
-
-def mark_interrupted() -> None:
-    """Say in the folders of all runs under way that they end here, before leaving at once."""
-    for folder, summary in list(RUNNING.items()):
-        write_json(folder / "summary.json", summary | {"status": "interrupted"})
 
 
 def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episodes) -> None:
@@ -283,26 +236,3 @@ def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episo
         episodes=episodes.total,
         return_mean=episodes.mean,
     )
-
-
-def scalars(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Metrics as numbers: rows are summed."""
-    return {name: round(float(np.sum(x)), 6) for name, x in metrics.items()}
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def save_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Carried values by name, as plain arrays; keys as their data."""
-    plain = {}
-    for name, x in values.items():
-        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-        plain[name] = np.asarray(jax.random.key_data(x) if is_key else x)
-    draft = path.with_name(f"{path.stem}.tmp.npz")
-    np.savez(draft, **plain)
-    draft.replace(path)

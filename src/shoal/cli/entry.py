@@ -31,7 +31,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _leave() -> None:
-    mark = getattr(sys.modules.get("shoal.training"), "mark_interrupted", None)
+    mark = getattr(sys.modules.get("shoal.records"), "mark_interrupted", None)
     if mark:
         mark()
     os._exit(130)

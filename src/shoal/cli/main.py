@@ -12,10 +12,16 @@ from rich.console import Console
 from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
-from shoal.planning.policies import fused
 from shoal.runtime.run import BACKENDS
 from shoal.tracing.trace import trace
-from shoal.training import ensure_devices, make_job, plan, train, verify
+from shoal.training import (
+    default_distribution,
+    ensure_devices,
+    make_job,
+    plan,
+    train,
+    verify,
+)
 
 Json = dict[str, Any]
 EXAMPLES = """examples:
@@ -114,7 +120,7 @@ def _graph(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     job = make_job(*chosen_loop(options), {"envs": options.envs})
-    distribution = chosen_distribution(options) or fused()
+    distribution = chosen_distribution(options) or default_distribution(job.env)
     ensure_devices(distribution)
     drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution)
     return _show(options.out, str(drawn), drawn.to_json(), plan_page)
@@ -123,7 +129,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     how = {"envs": options.envs, "backend": options.backend, "seed": options.seed}
     how |= {"ticks": options.ticks or 3}
-    found = verify(*chosen_loop(options), chosen_distribution(options) or fused(), **how)
+    found = verify(*chosen_loop(options), chosen_distribution(options), **how)
     print(found)
     return 0 if found.holds else 1
 

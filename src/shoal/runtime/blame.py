@@ -13,6 +13,7 @@ import numpy as np
 from shoal.errors import NotFiniteError
 from shoal.graph.ir import Glue, Loop, Node, Stage
 from shoal.planning.plan import Plan
+from shoal.planning.policy import Latest
 from shoal.runtime.reference import Delayed
 from shoal.tracing.interpret import Env, run_code
 
@@ -32,6 +33,8 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
     A plan computes the same numbers every time, so the replay finds the last good state and the
     stage that spoiled it.
     """
+    if any(stage.host for stage in plan.graph.stages) or plan.free or any_latest(plan):
+        return _not_replayed(good, tick, bad)
     delayed = Delayed(plan)
     inputs = delayed.start(good.values, good.past)
     turn = jax.jit(lambda x: delayed.tick(x)[0])
@@ -47,6 +50,24 @@ def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteEr
         tick,
     )
     error.state = delayed.finish(inputs)
+    return error
+
+
+def any_latest(plan: Plan) -> bool:
+    """Whether readers see whatever is newest, so that no run repeats another."""
+    return any(isinstance(c.flow, Latest) for c in plan.channels)
+
+
+def _not_replayed(good: Good, tick: int, bad: list[str]) -> NotFiniteError:
+    """The error where nothing can be replayed: the state is the last that was kept."""
+    error = NotFiniteError(
+        f"`{bad[0]}` is not finite at tick {tick}",
+        f"The state before tick {good.tick} is kept. Lower the learning rate or clip gradients; "
+        "which stage made it can be told only where a run can be repeated.",
+        "",
+        good.tick,
+    )
+    error.state = dict(good.values)
     return error
 
 

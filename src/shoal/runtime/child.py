@@ -19,7 +19,6 @@ from shoal.runtime.channels import Channel
 from shoal.runtime.fire import Replica
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
-from shoal.runtime.plain import PlainCrew
 from shoal.runtime.team import Stopped, Team
 from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
 
@@ -158,7 +157,7 @@ class _Hall:
         return [self._team(seat, crews[seat[0]], self._channels) for seat in self._orders.seats]
 
     def _team(
-        self, seat: Seat, crew: PlainCrew | Any, channels: Mapping[str, Channel]
+        self, seat: Seat, crew: Any, channels: Mapping[str, Channel]
     ) -> tuple[int, Team, list[Worker]]:
         fragment, _ = seat
         number = self._orders.board.teams.index(seat)

@@ -7,14 +7,23 @@ a process, decides alike. Backends carry this out; they decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.planning.policy import Flow, Latest, Queue, lag_of, takes_some
 
 Replica = tuple[str, int]
 Turn = tuple[int, int]  # a free replica's end, and which of its turns
 NEVER = 2**62  # the version of what depends on nothing that can be late
+
+
+class Words(Protocol):
+    """Counts by number: a list, or a view of memory that processes share."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +49,10 @@ class Gate:
 class Ledger:
     """What free replicas have begun, from which version, and how much of it was used."""
 
-    begun: MutableSequence[int]
-    used: MutableSequence[int]
-    settled: MutableSequence[int]  # used before the newest version was made
-    versions: MutableSequence[int]  # of each end's newest `depth` turns, in a ring
+    begun: Words
+    used: Words
+    settled: Words  # used before the newest version was made
+    versions: Words  # of each end's newest `depth` turns, in a ring
     depth: int
 
     def begin(self, end: int, version: int) -> None:
@@ -53,8 +62,8 @@ class Ledger:
 
     def settle(self) -> None:
         """A new version is there: turns used so far made room for turns begun from it."""
-        for end, used in enumerate(self.used):
-            self.settled[end] = used
+        for end in range(len(self.used)):
+            self.settled[end] = self.used[end]
 
     def amend(self, end: int, version: int) -> None:
         """The turn begun last is made from a newer version."""
@@ -62,8 +71,8 @@ class Ledger:
 
     def under_way(self) -> Iterator[tuple[Turn, int]]:
         """Turns that are begun and not used, with their versions."""
-        for end, used in enumerate(self.used):
-            for number in range(used, self.begun[end]):
+        for end in range(len(self.used)):
+            for number in range(self.used[end], self.begun[end]):
                 yield (end, number), self.versions[end * self.depth + number % self.depth]
 
 
@@ -71,8 +80,8 @@ class Ledger:
 class Counts:
     """What has moved through a channel so far; may lie in memory shared by processes."""
 
-    puts: MutableSequence[int]  # by writer's end
-    takes: MutableSequence[int]  # let go, by reader's end; where some are taken, by writer's end
+    puts: Words  # by writer's end
+    takes: Words  # let go, by reader's end; where some are taken, by writer's end
     ledger: Ledger | None = None
 
 

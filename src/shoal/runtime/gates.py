@@ -122,10 +122,11 @@ def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
     """How many turns each free end may have under way, and how late they may be used."""
     queues = [c for c in plan.channels if takes_some(c.flow)]
     news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in plan.free]
-    if not queues or channel not in (*queues, *news):
+    if channel not in (*queues, *news):
         return 0, None
     bounds = [c.flow.max_lag for c in news if isinstance(c.flow, Latest)]
     bound = min((b for b in bounds if b is not None), default=None)
-    take, ends = queues[0].flow.take, plan.ends(queues[0].writer)  # type: ignore[union-attr]
-    admits = take * (bound + 1) // ends if bound is not None else ADMITTED
-    return min(admits, ADMITTED), bound
+    if bound is None:
+        return ADMITTED, None
+    taken = plan.seen * plan.ends(queues[0].writer) // plan.graph.envs
+    return min(ADMITTED, taken * (bound + 1) // plan.ends(queues[0].writer)), bound

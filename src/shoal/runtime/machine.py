@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from shoal.errors import PlaceError
+from shoal.graph.words import size_text
 from shoal.planning.cluster import Cluster, Device, Host
 
 
@@ -31,3 +35,50 @@ def _numbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
 def _memory(device: Any) -> int:
     stats = device.memory_stats() if device.platform != "cpu" else None
     return int((stats or {}).get("bytes_limit", 0))
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed a process for want of memory."""
+    for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        try:
+            lines = Path(file).read_text().splitlines()
+        except OSError:
+            continue
+        found = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
+        if found:
+            return int(found[0])
+    return 0
+
+
+def check_memory(size: int) -> int:
+    """`size` if so much shared memory can be had."""
+    left = free_memory()
+    if size > left:
+        raise PlaceError(
+            f"the plan's channels need {size_text(size)} of shared memory, "
+            f"and {size_text(left)} are free",
+            "Use fewer environments, shorter rollouts or fewer workers.",
+        )
+    return size
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free, also within this process's control group."""
+    left = 2**62
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                left = int(line.split()[1]) * 1024
+        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        left = min(left, int(most) - used) if most != "max" else left
+    except (OSError, ValueError):
+        pass
+    return left
+
+
+def free_port() -> int:
+    """A port on this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

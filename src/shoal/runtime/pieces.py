@@ -24,7 +24,7 @@ from shoal.runtime.operations import Program
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.team import Team
 from shoal.runtime.threads import ThreadBell, Threads
-from shoal.runtime.worker import Crew, Kept, Runs, Worker
+from shoal.runtime.worker import Kept, Runs, Worker
 
 
 def make_crew(plan: Plan, program: Program) -> CompiledCrew | PlainCrew:
@@ -157,10 +157,9 @@ class Pieces:
         return parts[0] if axis is None or len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
-def _arrays(crew: Crew) -> Lowering | None:
+def _arrays(crew: CompiledCrew | PlainCrew) -> Lowering | None:
     """Where a crew wants its messages: on its devices, or in NumPy."""
-    is_compiled = isinstance(crew, CompiledCrew) and not crew.is_served
-    return crew.lowering if is_compiled else None
+    return crew.lowering if isinstance(crew, CompiledCrew) and not crew.is_served else None
 
 
 def _newest(worker: Worker) -> Mapping[str, Any]:

@@ -73,8 +73,7 @@ def environment(kinds: Mapping[str, int]) -> dict[str, str]:
     found = {"XLA_FLAGS": " ".join(own), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if not kinds.get("gpu"):
         found["JAX_PLATFORMS"] = "cpu"
-    if cache := jax.config.jax_compilation_cache_dir:
-        found["JAX_COMPILATION_CACHE_DIR"] = cache
-        least = jax.config.jax_persistent_cache_min_compile_time_secs
-        found["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(least)
+    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
+        if (value := getattr(jax.config, name)) is not None:
+            found[name.upper()] = str(value)
     return found

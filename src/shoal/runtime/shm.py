@@ -35,11 +35,11 @@ class Ring:
         """Take as much room as the channel needs."""
         slots = slots_of(sheet)
         ends = max(sheet.readers, sheet.writers)
-        counts = room.take(sheet.writers * LINE), room.take(ends * LINE)
-        marks = [room.take(sheet.writers * slots * 8) for _ in range(2)]
+        puts, takes = room.take(sheet.writers * LINE), room.take(ends * LINE)
+        versions, numbers = (room.take(sheet.writers * slots * 8) for _ in range(2))
         sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(sheet)]
         places = tuple(tuple(room.take(size) for size in sizes) for _ in range(slots))
-        return Ring(sheet, *counts, *marks, places)
+        return Ring(sheet, puts, takes, versions, numbers, places)
 
 
 def slots_of(sheet: Sheet) -> int:
@@ -219,9 +219,9 @@ class Rings:
         ends, first = self.ends, self.ledger
         ledger = None
         if ends:
-            counts = [memory.words(first + i * ends * LINE, ends) for i in range(3)]
+            begun, used, settled = (memory.words(first + i * ends * LINE, ends) for i in range(3))
             versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
-            ledger = Ledger(*counts, versions, DEPTH)
+            ledger = Ledger(begun, used, settled, versions, DEPTH)
         bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
         return {
             name: ShmChannel(memory, ring, bundles.get(name), ledger)

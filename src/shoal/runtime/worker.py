@@ -53,11 +53,30 @@ class Kept:
 class Crew(Protocol):
     """What all ends of one fragment share: its program, and the means to run it."""
 
-    program: Program
-    tasks: Mapping[str, Task]
-    rows: int
-    is_served: bool
-    is_free: bool
+    @property
+    def program(self) -> Program:
+        """What it does in a tick."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """Its host stages."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Environments of each end."""
+        ...
+
+    @property
+    def is_served(self) -> bool:
+        """Whether segments of several ends run together."""
+        ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its ends turn at their own pace."""
+        ...
 
     def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
         """What a segment makes of what it reads."""
@@ -234,7 +253,7 @@ class Worker:
             task.run(self._env)
         except RowError as error:
             row = self.replica[1] * self._crew.rows + error.row
-            raise self._stage_failed(task, error.cause, f", environment {row},") from error
+            raise self._stage_failed(task, error.cause or error, f", environment {row},") from error
         except ShoalError:
             raise
         except Exception as error:

@@ -1,0 +1,107 @@
+"""Which process holds which ends, and what each is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import cloudpickle
+
+from shoal.planning.plan import Plan
+from shoal.planning.policy import lag_of
+from shoal.runtime.board import Board
+from shoal.runtime.machine import free_port
+from shoal.runtime.operations import Program
+from shoal.runtime.orders import Group, Orders, Seat
+from shoal.runtime.pieces import make_plain_crew
+from shoal.runtime.rebuilt import Loop
+from shoal.runtime.shm import Rings
+
+SPIN = 5e-5  # seconds that a worker watches before it sleeps, where each has a core
+
+
+class Hiring:
+    """Who gets which orders."""
+
+    def __init__(self, plan: Plan, programs: Mapping[str, Program], drawn: str) -> None:
+        self._plan, self._programs, self._print = plan, programs, drawn
+
+    def orders(self, rings: Rings, board: Board, size: int) -> list[Orders]:
+        """One for each process."""
+        plan, graph = self._plan, self._plan.graph
+        origin = graph.origin
+        loop = cloudpickle.dumps(
+            Loop(origin.algorithm, origin.env, graph.envs, plan.distribution, plan.cluster)
+        )
+        crews = {f: make_plain_crew(plan, p) for f, p in self._programs.items() if not p.compiles}
+        served = {f: plan.distribution.clients(f) for f in self._programs}
+        common = {
+            "size": size, "rings": rings, "board": board,
+            "ends": {f: self._teams(f, board) for f in self._programs},
+            "primed": tuple(
+                (c.writer, c.name, lag_of(c.flow), c.values)
+                for c in plan.channels
+                if lag_of(c.flow)
+            ),
+            "serve": {f: found[1] for f, found in served.items() if found},
+            "print": self._print, "path": tuple(sys.path),
+        }  # fmt: skip
+        seats, groups = self._seats(), self._groups()
+        cores = share_cores(seats, plan)
+        roomy = len(os.sched_getaffinity(0)) >= len(seats)
+        return [
+            Orders(
+                seats=held,
+                crews={f: crews[f] for f, _ in held if f in crews},
+                loop=loop if any(f not in crews for f, _ in held) else b"",
+                cores=cores[held],
+                spin=SPIN if roomy else 0.0,
+                group=self._group(held, groups),
+                **common,
+            )
+            for held in seats
+        ]
+
+    def _seats(self) -> list[tuple[Seat, ...]]:
+        """The seats of each process: one, and those that are to be beside it."""
+        every = [(f, w) for f in self._programs for w in range(self._plan.workers(f))]
+        beside = {f.name: f.beside for f in self._plan.distribution.fragments if f.beside}
+        found: dict[Seat, list[Seat]] = {seat: [seat] for seat in every if seat[0] not in beside}
+        for fragment, worker in every:
+            if fragment in beside:
+                hosts = [seat for seat in found if seat[0] == beside[fragment]]
+                found[hosts[worker % len(hosts)]].append((fragment, worker))
+        return [tuple(held) for held in found.values()]
+
+    def _teams(self, fragment: str, board: Board) -> tuple[int, ...]:
+        seats = [
+            (fragment, w) for w in range(self._plan.workers(fragment))
+            for _ in self._plan.ends_of(fragment, w)
+        ]  # fmt: skip
+        return tuple(board.teams.index(seat) for seat in seats)
+
+    def _groups(self) -> dict[str, str]:
+        """An address for each fragment whose replicas run as one program."""
+        together = [f for f in self._programs if self._plan.one_program(f)]
+        return {f: f"127.0.0.1:{free_port()}" for f in together}
+
+    def _group(self, held: tuple[Seat, ...], groups: Mapping[str, str]) -> Group | None:
+        for fragment, worker in held:
+            if fragment in groups:
+                return Group(groups[fragment], self._plan.workers(fragment), worker)
+        return None
+
+
+def share_cores(
+    seats: list[tuple[Seat, ...]], plan: Plan
+) -> dict[tuple[Seat, ...], tuple[int, ...]]:
+    """The cores of each process: one for each of many alike, what is left for the others.
+
+    Where there are fewer cores than processes, those that are alone may use all.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    alike = [held for held in seats if plan.workers(held[0][0]) > 1]
+    found = {held: (cores[i % len(cores)],) for i, held in enumerate(alike)}
+    rest = cores[len(alike) :] if len(cores) > len(alike) else cores
+    return {held: found.get(held, tuple(rest)) for held in seats}

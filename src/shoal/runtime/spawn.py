@@ -1,0 +1,120 @@
+"""Worker processes: how they start, what they say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal import errors
+from shoal.errors import RunError, ShoalError
+from shoal.runtime.logs import Say, listener
+from shoal.runtime.machine import oom_kills
+from shoal.runtime.memory import Memory
+from shoal.runtime.orders import Orders, Seat
+
+PATIENCE = 2.0  # seconds that workers have to end when told to
+
+
+@dataclass
+class Child:
+    """One worker process."""
+
+    seats: tuple[Seat, ...]
+    process: subprocess.Popen[bytes]
+    report: Any
+    output: threading.Thread
+    ooms: int
+    told: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Who it is, as its output is marked."""
+        return "+".join(f"{fragment}[{worker}]" for fragment, worker in self.seats)
+
+
+def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
+    """Start a process with its orders."""
+    told, tell = os.pipe()
+    heard, hear = os.pipe()
+    fds = (memory.fd, told, hear)
+    ooms = oom_kills()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.runtime.child", *map(str, fds)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **env},
+        start_new_session=True,
+    )
+    os.close(told)
+    os.close(hear)
+    child = Child(orders.seats, process, os.fdopen(heard, "r"), threading.Thread(), ooms)
+    child.output = threading.Thread(target=_relay, args=(child, listener()), daemon=True)
+    child.output.start()
+    # Sent from a thread: a child that dies early must not leave us writing to nobody.
+    threading.Thread(target=_send, args=(tell, orders), daemon=True).start()
+    return child
+
+
+def _send(fd: int, orders: Orders) -> None:
+    # How a child died that no longer reads is told by its end.
+    with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
+        pickle.dump(list(orders.path), pipe)
+        pickle.dump(orders, pipe)
+
+
+def _relay(child: Child, say: Say) -> None:
+    assert child.process.stdout is not None
+    for line in child.process.stdout:
+        if not line.startswith(b"[Gloo] Rank"):  # it says how many it sees, each time
+            say(f"{child.name} | {line.decode(errors='replace').rstrip()}")
+
+
+def told_error(child: Child) -> ShoalError:
+    """A worker's failure as an error of the driver's."""
+    told = child.told
+    if "kind" not in told:
+        return died(child)
+    if told["is_shoal"]:
+        kind = getattr(errors, told["kind"], RunError)
+        error = ShoalError.__new__(kind)
+        ShoalError.__init__(error, told["what"], told["fix"], told["where"])
+    else:
+        (fragment, end), tick = told["replica"], told["tick"]
+        error = RunError(
+            f"{fragment}[{end}] failed at tick {tick}: {told['kind']}: {told['what']}",
+            'Run with --debug for the whole traceback, or with backend="inline" to step through.',
+            told["where"],
+        )
+    error.add_note(f"In worker {child.name}:\n{told['trace']}")
+    return error
+
+
+def died(child: Child) -> RunError:
+    """The error for a worker that ended without a word."""
+    code = child.process.returncode
+    if code >= 0:
+        return RunError(
+            f"worker {child.name} left with exit code {code}",
+            "Its own output, marked with its name, says why.",
+        )
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL and oom_kills() > child.ooms:
+        return RunError(
+            f"worker {child.name} was killed by the system ({name}): memory ran out",
+            "Use fewer environments or workers, or a machine with more memory.",
+        )
+    return RunError(
+        f"worker {child.name} was killed by signal {-code} ({name})",
+        "Memory had not run out. Somebody else sent it, or a library crashed: its own output, "
+        "marked with its name, may say more.",
+    )
