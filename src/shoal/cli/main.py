@@ -1,7 +1,8 @@
-"""The `shoal` command: train, graph, plan, verify."""
+"""The `shoal` command: train, graph, plan, verify, record, replay."""
 
 import argparse
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ from rich.console import Console
 from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
+from shoal.planning.plan import Plan
+from shoal.records import scalars
+from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
 from shoal.tracing.trace import trace
 from shoal.training import (
+    Job,
     default_distribution,
     ensure_devices,
     make_job,
@@ -36,6 +41,7 @@ EXAMPLES = """examples:
 def main(words: list[str] | None = None) -> int:
     """Run one command; errors the user can mend are told without a traceback."""
     options = make_parser().parse_args(words)
+    options.words = sys.argv[1:] if words is None else words
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         return options.command(options)
@@ -72,6 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         "graph": (_graph, "show the graph that a loop is traced to"),
         "plan": (_plan, "show how a loop would run, before it does"),
         "verify": (_verify, "check that a distribution policy gives the fused program's numbers"),
+        "record": (_record, "write what one fragment takes from another to a file"),
     }
     for name, (command, text) in told.items():
         one = commands.add_parser(name, help=text, description=text.capitalize() + ".")
@@ -80,15 +87,25 @@ def make_parser() -> argparse.ArgumentParser:
         add_loop(one)
         if name != "graph":
             add_distribution(one)
-        if name in ("train", "verify"):
+        if name in ("train", "verify", "record"):
             one.add_argument("--ticks", type=int, help="turns of the training loop")
-            one.add_argument("--backend", default="threads", help=f"one of: {', '.join(BACKENDS)}")
             one.add_argument("--seed", type=int, default=0)
-        else:
+        if name in ("train", "verify"):
+            one.add_argument("--backend", default="threads", help=f"one of: {', '.join(BACKENDS)}")
+        if name in ("graph", "plan"):
             one.add_argument("--out", type=Path, help="write a .txt, .json or .html file instead")
+        if name == "record":
+            one.add_argument(
+                "--edge", required=True, help='such as "actor>learner"; see shoal plan'
+            )
+            one.add_argument("--out", type=Path, default=Path("edge.tape"), help="the file")
         if name == "train":
             one.add_argument("--name", default="", help="name of the run's folder")
             one.add_argument("--folder", default="runs", help="where runs are kept")
+    again = commands.add_parser("replay", help="run the fragment that reads a recorded edge alone")
+    again.set_defaults(command=_replay)
+    again.add_argument("file", type=Path, help="made by shoal record")
+    again.add_argument("--debug", action="store_true", help="show full tracebacks")
     return parser
 
 
@@ -132,6 +149,32 @@ def _verify(options: argparse.Namespace) -> int:
     found = verify(*chosen_loop(options), chosen_distribution(options), **how)
     print(found)
     return 0 if found.holds else 1
+
+
+def _record(options: argparse.Namespace) -> int:
+    drawn, job = _drawn(options)
+    state = drawn.graph.origin.start(options.seed, job.envs)
+    recording = Recording(options.edge, job.ticks, tuple(options.words))
+    count = record(drawn, recording, options.out, state)
+    print(f"{count} messages in {options.out}; run shoal replay {options.out}")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    told = read_tape(options.file)
+    drawn, _ = _drawn(make_parser().parse_args(told["words"]))
+    print(f"{told['reader']} alone, {told['ticks']} ticks")
+    for tick, metrics in replay(drawn, options.file):
+        shown = (f"{name} {value:g}" for name, value in scalars(metrics).items())
+        print(f"tick {tick}: {', '.join(shown)}")
+    return 0
+
+
+def _drawn(options: argparse.Namespace) -> tuple[Plan, Job]:
+    job = make_job(*chosen_loop(options), {"envs": options.envs, "ticks": options.ticks or 3})
+    distribution = chosen_distribution(options) or default_distribution(job.env)
+    ensure_devices(distribution)
+    return plan(trace(job.algorithm, job.env, envs=job.envs), distribution), job
 
 
 def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) -> int:

@@ -25,10 +25,30 @@ class Taken(NamedTuple):
 Receive = Callable[[Message, list[Turn]], Message]
 
 
+class Leave(Protocol):
+    """Says who may move through a channel."""
+
+    @property
+    def sheet(self) -> Sheet:
+        """What the channel is."""
+        ...
+
+    def may_put(self, end: int) -> bool:
+        """Whether a writer's end has room for its next message."""
+        ...
+
+    def may_take(self, end: int, tick: int) -> bool:
+        """Whether a reader's end may take its next message."""
+        ...
+
+
 class Channel(Protocol):
     """One way from a fragment to another; a move is made only after leave was given."""
 
-    turnstile: Turnstile
+    @property
+    def turnstile(self) -> Leave:
+        """Who may move."""
+        ...
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Hand over what one end of the writer has made."""
@@ -154,10 +174,12 @@ class Turnstile:
     def hear(self, readers: Sequence[Bell], writers: Sequence[Bell]) -> None:
         """Wake these, given by end, when there is something for them."""
         gate, count = self.sheet.gate, self.sheet.writers
-        self.readers = [
-            _each(readers[r] for r, sources in enumerate(gate.sources) if w in sources)
-            for w in range(count)
-        ]
+        reached = [[r for r, s in enumerate(gate.sources) if w in s] for w in range(count)]
+        self.readers = [_each(readers[r] for r in found) for found in reached]
+        if isinstance(gate.flow, Latest):  # who is ahead waits for those beside it
+            beside = [{b for r in found for b in gate.sources[r]} - {w} for w, found in enumerate(reached)]
+            for w, others in enumerate(beside):
+                self.readers[w] = _each((*self.readers[w], *(writers[b] for b in sorted(others))))
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
 
     def did_put(self, end: int) -> None:

@@ -16,6 +16,7 @@ from shoal.planning.policy import Flow, Latest, Queue, lag_of, takes_some
 Replica = tuple[str, int]
 Turn = tuple[int, int]  # a free replica's end, and which of its turns
 NEVER = 2**62  # the version of what depends on nothing that can be late
+AHEAD = 3  # messages of news that an end may be ahead of others which the same reader reads
 
 
 class Words(Protocol):
@@ -88,7 +89,9 @@ class Counts:
 def may_put(gate: Gate, counts: Counts, end: int) -> bool:
     """Whether a writer's end has room for its next message."""
     if isinstance(gate.flow, Latest):
-        return True
+        # A reader sees one version of all its sources, so none may write over what others lack.
+        beside = (counts.puts[w] for sources in gate.sources if end in sources for w in sources)
+        return counts.puts[end] - min(beside, default=counts.puts[end]) < AHEAD
     if takes_some(gate.flow):
         return counts.puts[end] - counts.takes[end] < gate.capacity
     readers = (counts.takes[r] for r, sources in enumerate(gate.sources) if end in sources)

@@ -13,6 +13,7 @@ import platform
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ class Memory:
         self.fd, self.size = fd, size
         self._map = mmap.mmap(fd, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        weakref.finalize(self, os.close, fd)  # an open file would keep the memory
 
     @staticmethod
     def make(size: int) -> Memory:
@@ -120,6 +122,7 @@ class FutexBell:
         if seconds > 0:
             self._word[0] = 1
             fence()
+            self._check()
             if not ready():
                 self._sleep(seconds)
             self._word[0] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from shoal.runtime.channels import Bell, Channel
 from shoal.runtime.collect import Collector, Shown
 from shoal.runtime.crew import CompiledCrew, make_tasks
 from shoal.runtime.gates import make_cell, make_sheets
-from shoal.runtime.inprocess import make_channels
+from shoal.runtime.inprocess import InProcessChannel, make_channels
 from shoal.runtime.limit import Limit
 from shoal.runtime.lower import Lowering
 from shoal.runtime.operations import Program
@@ -44,12 +44,19 @@ def make_plain_crew(plan: Plan, program: Program) -> PlainCrew:
 class Pieces:
     """All workers of a plan, their channels, and what they have shown."""
 
-    def __init__(self, plan: Plan, programs: list[Program], values: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        programs: list[Program],
+        values: Mapping[str, Any],
+        wrap: Callable[[str, InProcessChannel], Channel] = lambda name, channel: channel,
+    ) -> None:
         self._plan, self._values = plan, dict(values)
         self._crews = {p.fragment: make_crew(plan, p) for p in programs}
-        self.channels = make_channels(
+        self._lines = make_channels(
             make_sheets(plan), {name: _arrays(crew) for name, crew in self._crews.items()}
         )
+        self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
         self._collector = Collector(plan, programs)
         self.workers: list[Worker] = []
         for program in programs:
@@ -74,7 +81,7 @@ class Pieces:
             for fragment in self._crews
         }  # fmt: skip
         for channel in self._plan.channels:
-            stile = self.channels[channel.name].turnstile
+            stile = self._lines[channel.name].turnstile
             stile.hear(heard[channel.reader], heard[channel.writer])
         return [self._team(fragment, worker, bell) for (fragment, worker), bell in bells.items()]
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.channels import DEPTH, Bundle, Message, Receive, Taken, Turnstile, make_bundles
-from shoal.runtime.fire import Counts, Ledger, Turn
+from shoal.runtime.fire import AHEAD, Counts, Ledger, Turn
 from shoal.runtime.gates import Cell, Sheet
 from shoal.runtime.memory import LINE, Memory, Room, fence
 
-NEWEST = 4  # slots where only the newest is read: writers never wait, readers look again
+NEWEST = AHEAD + 1  # slots where only the newest is read: writers never wait, readers look again
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,24 @@ class ShmChannel:
         return Taken(message, versions)
 
     def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
-        """A copy of the newest message; once more if it was written over meanwhile."""
+        """The newest message; if it was written over meanwhile, a copy of what is newest then."""
         turns = self.turnstile.turns(end, tick)
-        while True:
-            message = receive(self._look(end, turns), turns)
-            if all(self._numbers[self._mark(turn)] == turn[1] for turn in turns):
-                break
+        message = receive(self._look(end, turns), turns)
+        while (versions := self._untouched(turns)) is None:
             turns = self.turnstile.again(end)
+            copy = {name: x.copy() for name, x in self._look(end, turns).items()}
+            if (versions := self._untouched(turns)) is not None:
+                message = receive(copy, turns)
+                break
         self.turnstile.let_go(end, turns)
-        return Taken(message, tuple(number for _, number in turns))
+        return Taken(message, versions)
+
+    def _untouched(self, turns: list[Turn]) -> tuple[int, ...] | None:
+        """The versions of messages, or None if one of them was written over by now."""
+        marks = [self._mark(turn) for turn in turns]
+        versions = tuple(self._versions[mark] for mark in marks)
+        whole = all(self._numbers[m] == n for m, (_, n) in zip(marks, turns, strict=True))
+        return versions if whole else None
 
     def _mark(self, turn: Turn) -> int:
         return turn[0] * self._slots + turn[1] % self._slots
@@ -140,7 +149,13 @@ class ShmChannel:
         """Rows of those who came first, one after another."""
         found: Message = {}
         for cell in self._sheet.cells:
-            xs = [self._arrays[n % self._slots][cell.name, w] for w, n in turns]
+            lie = [self._arrays[n % self._slots] for _, n in turns]
+            if cell.stacked:
+                found[cell.name] = np.stack(
+                    [x[cell.name, 0][w] for x, (w, _) in zip(lie, turns, strict=True)]
+                )
+                continue
+            xs = [x[cell.name, w] for x, (w, _) in zip(lie, turns, strict=True)]
             rows = cell.axis is not None
             found[cell.name] = np.concatenate(xs, cell.axis) if rows and len(xs) > 1 else xs[0]
         return found
@@ -162,7 +177,7 @@ class ShmChannel:
         for cell in self._sheet.cells:
             lie = self._arrays[slot]
             if cell.stacked:
-                found.append((lie[cell.name, 0][end], cell.name, cell.is_key, None))
+                found.append((lie[cell.name, 0][end, ...], cell.name, cell.is_key, None))
             elif cell.axis is None or takes_some(self._sheet.gate.flow):
                 found.append((lie[cell.name, end], cell.name, cell.is_key, None))
             else:
