@@ -174,13 +174,15 @@ class Turnstile:
     def hear(self, readers: Sequence[Bell], writers: Sequence[Bell]) -> None:
         """Wake these, given by end, when there is something for them."""
         gate, count = self.sheet.gate, self.sheet.writers
-        reached = [[r for r, s in enumerate(gate.sources) if w in s] for w in range(count)]
-        self.readers = [_each(readers[r] for r in found) for found in reached]
-        if isinstance(gate.flow, Latest):  # who is ahead waits for those beside it
-            beside = [{b for r in found for b in gate.sources[r]} - {w} for w, found in enumerate(reached)]
-            for w, others in enumerate(beside):
-                self.readers[w] = _each((*self.readers[w], *(writers[b] for b in sorted(others))))
+        self.readers = [
+            _each(readers[r] for r, sources in enumerate(gate.sources) if w in sources)
+            for w in range(count)
+        ]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
+        if isinstance(gate.flow, Latest):  # who is ahead waits for those beside it
+            for w, woken in enumerate(self.readers):
+                beside = {b for sources in gate.sources if w in sources for b in sources} - {w}
+                woken += [writers[b] for b in sorted(beside) if writers[b] not in woken]
 
     def did_put(self, end: int) -> None:
         """A writer's end has put its next message."""

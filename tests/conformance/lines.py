@@ -1,0 +1,338 @@
+"""A channel under test: what is sent over it, and its ends as threads or as processes.
+
+Imports no JAX, so that ends in processes of their own start at once.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import reduction
+
+import numpy as np
+
+from shoal.planning.policy import Flow, Queue, lag_of, takes_some
+from shoal.runtime.fire import Gate
+from shoal.runtime.gates import ADMITTED, Cell, Sheet, pieces
+from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
+from shoal.runtime.shm import Rings
+from shoal.runtime.team import Stopped
+from shoal.runtime.threads import ThreadBell
+
+HANG = 60.0  # seconds after which something that has to happen counts as never happening
+VALUES = ("rows", "shared", "stacked")
+
+
+def make_sheet(
+    flow: Flow, writers: int, readers: int, values: str = "rows", rows: int = 0
+) -> Sheet:
+    """A channel from `w` to `r` with values of one kind beside rows and what is shared."""
+    rows = rows or 2 * writers * readers
+    cells = {
+        "rows": (Cell("x", (rows, 3), "float32", 0), Cell("y", (2, rows), "int64", 1)),
+        "shared": (Cell("p", (4,), "float32", None), Cell("q", (), "int32", None)),
+        "stacked": (
+            Cell("x", (rows, 3), "float32", 0),
+            Cell("s", (), "float32", None, stacked=True),
+            Cell("v", (2,), "int64", None, stacked=True),
+        ),
+    }[values]
+    everyone = values == "stacked" or takes_some(flow)
+    cut = pieces(rows, writers, readers)
+    sources = []
+    for reader in range(readers):
+        wanted = {p.writer for p in cut[reader]} if values == "rows" else {reader % writers}
+        sources.append(tuple(range(writers)) if everyone else tuple(sorted(wanted)))
+    capacity = flow.capacity if isinstance(flow, Queue) else lag_of(flow) + 2
+    admits = ADMITTED if takes_some(flow) else 0
+    gate = Gate("c", "w", "r", tuple(sources), flow, capacity, admits)
+    return Sheet(gate, cells, writers, rows)
+
+
+def made(sheet: Sheet, writer: int, number: int) -> dict[str, np.ndarray]:
+    """The message of that number from that writer's end; no two have anything in common."""
+    wide = sheet.rows // sheet.writers
+    rows = 1000 * number + np.arange(writer * wide, (writer + 1) * wide)
+    return {c.name: _fill(c, rows, 1000 * number + writer) for c in sheet.cells}
+
+
+def seen(sheet: Sheet, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+    """What a reader's end has to see of these messages."""
+    if takes_some(sheet.gate.flow):
+        wide = sheet.rows // sheet.writers
+        rows = np.concatenate([1000 * n + np.arange(w * wide, (w + 1) * wide) for w, n in turns])
+    else:
+        narrow = sheet.rows // sheet.readers
+        rows = 1000 * turns[0][1] + np.arange(reader * narrow, (reader + 1) * narrow)
+    first = 1000 * turns[0][1] + turns[0][0]
+    each = np.array([1000 * n + w for w, n in turns])
+    return {
+        c.name: np.stack([_fill(c, rows, x) for x in each]) if c.stacked else _fill(c, rows, first)
+        for c in sheet.cells
+    }
+
+
+def _fill(cell: Cell, rows: np.ndarray, shared: int) -> np.ndarray:
+    if cell.axis is None:
+        return np.full(cell.shape, shared, cell.dtype)
+    shape = [1] * len(cell.shape)
+    shape[cell.axis] = len(rows)
+    return np.broadcast_to(rows.reshape(shape), cell.rows(len(rows))).astype(cell.dtype)
+
+
+def check_seen(sheet: Sheet, reader: int, turns: list, message: dict) -> None:
+    """The message is what was sent, gathered and scattered as it should be."""
+    wanted = seen(sheet, reader, turns)
+    assert set(message) == set(wanted)
+    for name, x in wanted.items():
+        got = np.asarray(message[name])
+        assert (got.shape, got.dtype) == (x.shape, x.dtype), name
+        np.testing.assert_array_equal(got, x, err_msg=f"{name} of {turns} at reader {reader}")
+
+
+@dataclass
+class Hall:
+    """Channels as one process sees them, a bell for each end, and a way to stop everybody."""
+
+    channels: dict
+    bells: dict
+    stop: object
+
+    def __post_init__(self) -> None:
+        for channel in self.channels.values():
+            gate = channel.turnstile.sheet.gate
+            of = {f: [self.bells[e] for e in self.bells if e[0] == f] for f in "wr"}
+            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+
+    def halt(self) -> None:
+        """Let nobody wait any more."""
+        self.stop()
+        for bell in self.bells.values():
+            bell.ring()
+
+
+def ends_of(sheets: dict[str, Sheet]) -> list[tuple[str, int]]:
+    """Every end that there is, writers first."""
+    sheet = next(s for s in sheets.values() if s.gate.writer == "w")
+    return [("w", i) for i in range(sheet.writers)] + [("r", i) for i in range(sheet.readers)]
+
+
+def local_hall(sheets: dict[str, Sheet]) -> Hall:
+    """Channels inside this process."""
+    from shoal.runtime.inprocess import make_channels
+
+    stop = threading.Event()
+    bells = {end: ThreadBell(stop) for end in ends_of(sheets)}
+    return Hall(make_channels(sheets, {"w": None, "r": None}), bells, stop.set)
+
+
+class Shared:
+    """Channels in shared memory, to be opened in any process that is given this."""
+
+    def __init__(self, sheets: dict[str, Sheet], memory: Memory | None = None) -> None:
+        self.sheets = sheets
+        room = Room()
+        self.halted, self.bells = room.take(LINE), room.take(len(ends_of(sheets)) * LINE)
+        self.rings = Rings.plan(sheets, room)
+        self.memory = memory or Memory.make(room.size)
+
+    def __reduce__(self) -> tuple:
+        return _opened, (self.sheets, reduction.DupFd(self.memory.fd), self.memory.size)
+
+    def hall(self) -> Hall:
+        """The channels, in this process."""
+        join_fences()
+        word = self.memory.words(self.halted, 1)
+
+        def check() -> None:
+            if word[0]:
+                raise Stopped
+
+        bells = {
+            end: FutexBell(self.memory, self.bells + i * LINE, check=check)
+            for i, end in enumerate(ends_of(self.sheets))
+        }
+        return Hall(self.rings.open(self.memory), bells, lambda: word.__setitem__(0, 1))
+
+    def is_asleep(self, end: tuple[str, int]) -> bool:
+        """Whether an end has found that it may not go on, and waits."""
+        return self.memory.words(self.bells, len(ends_of(self.sheets)))[
+            ends_of(self.sheets).index(end)
+        ] == 1  # fmt: skip
+
+
+def _opened(sheets: dict[str, Sheet], fd, size: int) -> Shared:
+    return Shared(sheets, Memory(fd.detach(), size))
+
+
+class Thread:
+    """A job in a thread of this process."""
+
+    def __init__(self, hall: Hall, job, *args) -> None:
+        self._result: Future = Future()
+        threading.Thread(target=self._run, args=(hall, job, args), daemon=True).start()
+
+    def _run(self, hall: Hall, job, args) -> None:
+        try:
+            self._result.set_result(job(hall, *args))
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    def result(self) -> object:
+        """What the job returned; raises what it raised."""
+        return self._result.result(HANG)
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["shoal.runtime.shm", "shoal.runtime.team"])
+
+
+class Process:
+    """A job in a process of its own."""
+
+    def __init__(self, line: Shared, job, *args) -> None:
+        self._got, give = _PROCESSES.Pipe(duplex=False)
+        self.process = _PROCESSES.Process(
+            target=_run_alone, args=(line, job, args, give), daemon=True
+        )
+        self.process.start()
+        give.close()
+
+    def result(self) -> object:
+        """What the job returned; raises what it raised, or EOFError if the process was killed."""
+        assert self._got.poll(HANG), "it hangs"
+        kind, found = self._got.recv()
+        self.process.join(HANG)
+        if kind == "raised":
+            raise found
+        return found
+
+    def gone(self) -> int:
+        """How the process ended."""
+        self.process.join(HANG)
+        assert self.process.exitcode is not None, "it hangs"
+        return self.process.exitcode
+
+
+def _run_alone(line: Shared, job, args, give) -> None:
+    try:
+        give.send(("done", job(line.hall(), *args)))
+    except BaseException as error:
+        give.send(("raised", error))
+
+
+THREADS, PROCESSES = "threads", "processes"
+
+
+class Meeting:
+    """Channels and their ends at work, in threads or processes."""
+
+    def __init__(self, kind: str, carry: str, sheets: dict[str, Sheet]) -> None:
+        self.line = Shared(sheets) if carry == "shared" else None
+        self.hall = self.line.hall() if self.line else local_hall(sheets)
+        self.stile = self.hall.channels["c"].turnstile
+        self.start = partial(*((Process, self.line) if kind == PROCESSES else (Thread, self.hall)))
+
+
+def one_line(*args, **kwargs) -> dict[str, Sheet]:
+    """One channel, as `make_sheet` makes it."""
+    return {"c": make_sheet(*args, **kwargs)}
+
+
+def holders(inode):
+    """Processes that have a file open or in their memory."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/maps") as maps:
+                if any(line.split()[4] == str(inode) and "memfd" in line for line in maps):
+                    found.add(int(pid))
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if os.stat(f"/proc/{pid}/fd/{fd}").st_ino == inode:
+                    found.add(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def until(fact) -> None:
+    """Return when something holds that has to come to hold."""
+    end = time.monotonic() + HANG
+    while not fact():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0)
+
+
+def die(*_) -> None:
+    """End this process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def wait_put(hall: Hall, end: int, name: str = "c") -> None:
+    """Return when a writer's end may put."""
+    stile = hall.channels[name].turnstile
+    bell = hall.bells[stile.sheet.gate.writer, end]
+    while not stile.may_put(end):
+        bell.wait(lambda: stile.may_put(end), 1.0)
+
+
+def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
+    """Return when a reader's end may take."""
+    stile = hall.channels[name].turnstile
+    bell = hall.bells[stile.sheet.gate.reader, end]
+    while not stile.may_take(end, tick):
+        bell.wait(lambda: stile.may_take(end, tick), 1.0)
+
+
+def write(hall: Hall, end: int, first: int, last: int) -> int:
+    """Put messages `first` to `last`, or as many as there is leave for until halted; how many."""
+    channel = hall.channels["c"]
+    sheet = channel.turnstile.sheet
+    number = first
+    try:
+        while number < last:
+            wait_put(hall, end)
+            channel.put(end, made(sheet, end, number), number)
+            number += 1
+            gate, counts = sheet.gate, channel.turnstile.counts
+            readers = [counts.takes[r] for r, s in enumerate(gate.sources) if end in s]
+            if isinstance(gate.flow, Queue) and not takes_some(gate.flow) and readers:
+                assert counts.puts[end] - min(readers) <= gate.capacity
+    except Stopped:
+        pass
+    return number - first
+
+
+@dataclass
+class Got:
+    """The messages that one reader's end has taken, each checked: whose, and which versions."""
+
+    turns: list = field(default_factory=list)
+    versions: list = field(default_factory=list)
+
+
+def read(hall: Hall, end: int, ticks: int) -> Got:
+    """Take so many messages, or as many as come until halted."""
+    got, channel = Got(), hall.channels["c"]
+    sheet = channel.turnstile.sheet
+
+    def receive(message: dict, turns: list) -> dict:
+        got.turns.append(list(turns))
+        return {name: np.array(x) for name, x in message.items()}
+
+    try:
+        for tick in range(ticks):
+            wait_take(hall, end, tick)
+            got.turns = got.turns[:tick]
+            taken = channel.take(end, tick, receive)
+            check_seen(sheet, end, got.turns[-1], taken.message)
+            got.turns = [*got.turns[:tick], got.turns[-1]]
+            got.versions.append(taken.versions)
+    except Stopped:
+        pass
+    return got
