@@ -1,0 +1,277 @@
+"""Plans over real processes: the same numbers, the cause of every fault, and nothing left."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+import jax
+import pytest
+
+import shoal
+from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
+from shoal.algorithms import PPO
+from shoal.planning.policies import environments, impala
+from shoal.runtime.logs import listening
+from shoal.runtime.verify import difference
+
+pytest.importorskip("gymnasium")
+SMALL = {"steps": 8, "epochs": 1, "minibatches": 2, "hidden": (8,)}
+WORLD = "gymnasium:conformance.worlds:World-v0"
+POLICIES = {
+    "coarse(2)": shoal.single_learner_coarse(2),
+    "fine(2)": shoal.single_learner_fine(2),
+    "fine, served": shoal.single_learner_fine(2, ring=2),
+    "environments(2)": environments(2),
+    "multi_learner(2)": shoal.multi_learner(2),
+    "central(2)": shoal.central(2),
+    "decoupled(2,1,1)": shoal.decoupled(2, 1, 1),
+    "decoupled(2,2,2)": shoal.decoupled(2, 2, 2),
+    "decoupled, served": shoal.decoupled(2, 1, 1, ring=2),
+    "sebulba(1,2)": shoal.sebulba(1, 2, lag=0),
+}
+ON_HOST = ["fine(2)", "fine, served", "environments(2)", "decoupled(2,2,2)", "decoupled, served"]
+
+
+def children():
+    """Processes that this one started, or that lost their parent and run Shoal's worker."""
+    found = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    mine = [line.split(None, 2) for line in found[1:]]
+    return [
+        pid for pid, parent, args in mine
+        if "shoal.runtime.child" in args and parent in (str(os.getpid()), "1")
+    ]  # fmt: skip
+
+
+def open_memory():
+    """Shared memory that this process holds open."""
+    gc.collect()
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in _fds()]
+    return sum("memfd:shoal" in link for link in links)
+
+
+def _fds():
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    before = open_memory()
+    yield
+    assert children() == []
+    assert open_memory() <= before + 1, "shared memory is still open"
+
+
+@cache
+def fused():
+    plan = shoal.plan(graph_of("ppo"), shoal.fused(), ONE)
+    return shoal.run(plan, "inline", ticks=3, state=start_of("ppo")).values
+
+
+def largest(got, wanted):
+    return max(difference(got[name], wanted[name]) for name in wanted)
+
+
+@no_gymnax
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_gives_the_fused_numbers(name):
+    plan = shoal.plan(graph_of("ppo"), POLICIES[name], ONE)
+    result = shoal.run(plan, "processes", ticks=3, state=start_of("ppo"))
+    assert result.ticks == 3
+    assert largest(result.values, fused()) < 1e-5
+
+
+@no_gymnax
+def test_a_lag_on_processes_is_that_of_the_inline_run():
+    plan = shoal.plan(graph_of("ppo"), shoal.single_learner_coarse(2, lag=1), ONE)
+    runs = [
+        shoal.run(plan, b, ticks=3, state=start_of("ppo")).values for b in ("inline", "processes")
+    ]
+    assert largest(*runs) == 0
+
+
+def world(**settings):
+    return shoal.envs.make(WORLD, **settings)
+
+
+@cache
+def on_world():
+    return shoal.trace(PPO(**SMALL), world(), envs=ENVS)
+
+
+@cache
+def alone_on_world():
+    plan = shoal.plan(on_world(), shoal.single_learner_coarse(1), ONE)
+    return shoal.run(plan, "inline", ticks=3).values
+
+
+@pytest.mark.parametrize("name", ON_HOST)
+def test_policies_agree_on_a_seeded_python_environment(name):
+    plan = shoal.plan(on_world(), POLICIES[name], ONE)
+    result = shoal.run(plan, "processes", ticks=3)
+    assert largest(result.values, alone_on_world()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fine(2)", "decoupled, served"])
+@pytest.mark.parametrize("backend", ["inline", "threads"])
+def test_other_backends_agree_on_it_too(name, backend):
+    plan = shoal.plan(on_world(), POLICIES[name], ONE)
+    assert largest(shoal.run(plan, backend, ticks=3).values, alone_on_world()) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
+def test_lag_stays_within_its_bound(backend):
+    graph = shoal.trace(PPO(**SMALL), world(seconds=1e-4), envs=ENVS)
+    for policy, bound in ((impala(4, 2, 2), 2), (shoal.decoupled(2, 1, 1, lag=1, ring=2), 1)):
+        lags = []
+        plan = shoal.plan(graph, policy, ONE)
+        shoal.run(plan, backend, ticks=6, watch=lambda _, m, lags=lags: lags.extend(m["lag"]))
+        assert len(lags) >= 6
+        assert 0 <= min(lags) <= max(lags) <= bound
+
+
+def fails(fault, policy=None, **settings):
+    """The error of a run whose environment number 5 goes wrong, and what workers said."""
+    env = world(fault=fault, **settings)
+    plan = shoal.plan(
+        shoal.trace(PPO(**SMALL), env, envs=ENVS), policy or shoal.single_learner_fine(2), ONE
+    )
+    said = []
+    with pytest.raises(shoal.ShoalError) as caught, listening(said.append):
+        shoal.run(plan, "processes", ticks=10)
+    return str(caught.value), said
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("step", "ValueError: the ball is out of the field"),
+        ("reset", "OSError: the level file is gone"),
+        ("shape", "environment"),
+        ("nan", "environment"),
+    ],
+)
+def test_a_faulty_environment_is_named_with_its_replica_and_tick(fault, told):
+    error, _ = fails(fault)
+    assert told in error
+    assert "env[" in error
+    assert "environment 0" in error or "environment 4" in error
+    assert "at tick 2" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [("kill", "signal 9 (SIGKILL)"), ("exit", "exit code 3")]
+)
+def test_a_worker_that_dies_without_a_word_is_told_of(fault, told):
+    error, _ = fails(fault)
+    assert "worker env[" in error
+    assert told in error
+    assert "memory ran out" not in error
+
+
+def test_workers_words_are_marked_and_an_environment_worker_has_no_jax():
+    plan = shoal.plan(
+        shoal.trace(PPO(**SMALL), world(fault="print"), envs=2), shoal.single_learner_fine(2), ONE
+    )
+    said = []
+    with listening(said.append):
+        shoal.run(plan, "processes", ticks=3)
+    assert "env[0] | half way there" in said
+    assert "env[1] | False" in said
+
+
+def test_a_plan_that_needs_more_memory_than_there_is_says_how_much(monkeypatch):
+    monkeypatch.setattr("shoal.runtime.machine.free_memory", lambda: 1000)
+    plan = shoal.plan(on_world(), shoal.single_learner_fine(2), ONE)
+    with pytest.raises(shoal.ShoalError, match=r"need .*B of shared memory, and 1.0 kB are free"):
+        shoal.run(plan, "processes", ticks=1)
+
+
+def test_a_killed_learner_stops_the_run_and_the_newest_state_is_kept():
+    plan = shoal.plan(on_world(), shoal.single_learner_fine(2), ONE)
+
+    def kill(tick, metrics):
+        if tick == 20:
+            learner = [p for p in children() if _seat(p) == "learner"] or children()
+            os.kill(int(learner[-1]), signal.SIGKILL)
+
+    with pytest.raises(shoal.ShoalError, match="SIGKILL") as caught:
+        shoal.run(plan, "processes", ticks=100_000, watch=kill)
+    assert caught.value.tick >= 16
+    assert set(caught.value.state) == set(on_world().inputs)
+
+
+def _seat(pid):
+    return ""
+
+
+COMMAND = """
+import sys, shoal
+from shoal.algorithms import PPO
+env = shoal.envs.make({world!r}, seconds=1e-3)
+shoal.train(PPO(**{small!r}), env, shoal.{policy}, envs=4, ticks=100000, backend="processes",
+            folder={folder!r}, name="run")
+"""
+
+
+@pytest.mark.parametrize("policy", ["single_learner_fine(2)", "impala(2)"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_driver_leaves_nothing_running(tmp_path, policy, number):
+    code = COMMAND.format(world=WORLD, small=SMALL, policy=policy, folder=str(tmp_path))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    driver = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or not metrics.read_text():
+        assert driver.poll() is None
+        threading.Event().wait(0.05)
+    driver.send_signal(number)
+    driver.wait(20)
+    until = time.monotonic() + 20
+    while _session(driver.pid) and time.monotonic() < until:
+        threading.Event().wait(0.05)
+    assert _session(driver.pid) == []
+    if number == signal.SIGINT:
+        assert '"status": "interrupted"' in (tmp_path / "run" / "summary.json").read_text()
+        assert (tmp_path / "run" / "state.npz").exists()
+
+
+def _session(pid):
+    """Workers that a process started, alive or orphaned; each names its driver's memory."""
+    found = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    lines = [line.split(None, 2) for line in found[1:]]
+    return [
+        p
+        for p, parent, args in lines
+        if "shoal.runtime.child" in args and parent in (str(pid), "1")
+    ]
+
+
+def test_a_loop_of_ones_own_in_a_script_runs_on_processes(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        (Path(__file__).parents[1] / "laws" / "outside_loop.py").read_text()
+        + """
+
+import shoal
+plan = shoal.plan(shoal.trace(Chase(), envs=4), shoal.single_learner_coarse(2))
+print(shoal.run(plan, "processes", ticks=2).ticks)
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_results_are_ordinary_state():
+    plan = shoal.plan(on_world(), shoal.single_learner_fine(2), ONE)
+    result = shoal.run(plan, "processes", ticks=2)
+    again = shoal.run(plan, "inline", ticks=2).state
+    assert jax.tree.structure(result.state) == jax.tree.structure(again)
