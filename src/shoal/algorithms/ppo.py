@@ -119,24 +119,23 @@ class PPO:
         learner = state.learner
 
         def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs, kept = carry
+            keys, env_states, obs = carry
             keys, action, log_prob = self.act(
                 keys, obs, params=learner.params.acting, obs_moments=learner.obs_moments
             )
             env_states, step = env.step(env_states, action)
-            past = ()
-            if self.normalise_rewards:
-                kept, past = past_return(kept, step.reward, self.discount * ~_ends(step))
-            ends = (step.reward, step.terminated, step.truncated, step.last_obs)
-            rollout = Rollout(obs, action, log_prob, *ends, past)
-            return (keys, env_states, step.obs, kept), (rollout, episode_totals(step))
+            return (keys, env_states, step.obs), (obs, action, log_prob, step._replace(obs=()))
 
-        start: Any = tuple(state[1:])
-        rows, (rollout, totals) = lax.scan(collect, start, length=self.steps)
-        after = State(learner, *rows)
-        learner, loss_parts = self.learn(learner, rollout, after.obs)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
-        return after._replace(learner=learner), loss_parts | totals
+        start = (state.keys, state.env_states, state.obs)
+        rows, (seen, action, log_prob, steps) = lax.scan(collect, start, length=self.steps)
+        kept, past = state.kept, ()
+        if self.normalise_rewards:
+            kept, past = past_return(steps.reward, self.discount * ~_ends(steps), state.kept)
+        ends = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
+        rollout = Rollout(seen, action, log_prob, *ends, past)
+        learner, loss_parts = self.learn(learner, rollout, rows[2])
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
+        return State(learner, *rows, kept), loss_parts | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, *, params: ActorCritic, obs_moments: Any) -> tuple:

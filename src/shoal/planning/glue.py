@@ -7,7 +7,7 @@ from itertools import chain
 
 from shoal.graph.ir import Agree, Glue, Loop, Node, Stage
 from shoal.planning.homes import EVERYWHERE, Homes, Sites, agrees, crossings
-from shoal.planning.policy import DistributionPolicy
+from shoal.planning.policy import DistributionPolicy, takes_some
 
 _FORBIDDEN = 1e18
 _AVOIDED = 1e15  # a fragment of Python alone stays one, and needs no JAX
@@ -34,7 +34,7 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
     for _ in range(_MOST_SWEEPS):
         before = best
         for name in free:
-            far = _far_moves(sites, homes, name, set(free)) if best >= _FORBIDDEN else ()
+            far = _far_moves(sites, homes, name, set(free)) if best >= _AVOIDED else ()
             for move in chain(_moves(sites, homes, name, set(free)), far):
                 trial = {**homes, **move}
                 price = cost(sites, trial, distribution)
@@ -139,6 +139,7 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
         differs = value.part and distribution.ends(writer) > 1
         if differs and not _stays(sites, name, writer, homes):
             total += _FORBIDDEN
+    total += _FORBIDDEN * len(_kept_rows(sites, homes, distribution))
     compiled = {
         home for node in sites.nodes.values() if isinstance(node, Stage) and not node.host
         for home in homes[node.name]
@@ -151,6 +152,14 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
             if distribution.ends(home) > 1 and not may_replicate(sites, node, home, homes):
                 total += _FORBIDDEN
     return total
+
+
+def _kept_rows(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> list[str]:
+    """Rows of environments carried by who takes the first replicas to come, and has not all."""
+    some = {wire.reader for wire in distribution.wires if takes_some(wire.flow)}
+    carried = [(b, a) for b, a in sites.graph.carry if b != a and some]
+    rows = [a for b, a in carried if sites.graph.values[b].axis is not None]
+    return [a for a in rows if sites.holders(a, homes) & some]
 
 
 def may_replicate(sites: Sites, node: Node, home: str, homes: Homes) -> bool:

@@ -42,12 +42,15 @@ def discounted_return(
 
 
 def past_return(
-    kept: jax.Array, reward: jax.Array, discount: jax.Array
+    reward: jax.Array, discount: jax.Array, kept: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """P_t = r_t + K_t, where K_{t+1} = γ_t P_t; returns K_{t+1}, to be `kept`, and P_t.
+    """P_t = r_t + K_t, where K_{t+1} = γ_t P_t; returns the last K, to be `kept`, and all P.
 
-    The rewards looked back on, discounted as they age: reward normalisation takes their scale. This
-    is one step, so that it can be taken while a rollout is collected.
+    The rewards looked back on, discounted as they age: reward normalisation takes their scale.
     """
-    past = reward + kept
-    return discount * past, past
+
+    def step(kept: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        past = at[0] + kept
+        return at[1] * past, past
+
+    return jax.lax.scan(step, kept, (reward, discount))

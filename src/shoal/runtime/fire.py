@@ -8,7 +8,7 @@ a process, decides alike. Backends carry this out; they decide nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.planning.policy import Flow, Latest, Queue, lag_of, takes_some
@@ -39,6 +39,12 @@ class Gate:
     capacity: int
     admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
     bound: int | None = None  # how many ticks late a turn may be used that a free writer began
+    readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        every = {w for sources in self.sources for w in sources}
+        reached = {w: tuple(r for r, s in enumerate(self.sources) if w in s) for w in every}
+        object.__setattr__(self, "readers", reached)  # by writer's end, who takes from it
 
     @property
     def lag(self) -> int:
@@ -90,12 +96,13 @@ def may_put(gate: Gate, counts: Counts, end: int) -> bool:
     """Whether a writer's end has room for its next message."""
     if isinstance(gate.flow, Latest):
         # A reader sees one version of all its sources, so none may write over what others lack.
-        beside = (counts.puts[w] for sources in gate.sources if end in sources for w in sources)
+        beside = [counts.puts[w] for r in gate.readers.get(end, ()) for w in gate.sources[r]]
         return counts.puts[end] - min(beside, default=counts.puts[end]) < AHEAD
     if takes_some(gate.flow):
         return counts.puts[end] - counts.takes[end] < gate.capacity
-    readers = (counts.takes[r] for r, sources in enumerate(gate.sources) if end in sources)
-    return counts.puts[end] - min(readers, default=counts.puts[end]) < gate.capacity
+    if end not in gate.readers:
+        return True
+    return counts.puts[end] - min([counts.takes[r] for r in gate.readers[end]]) < gate.capacity
 
 
 def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> bool:
@@ -108,7 +115,7 @@ def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> boo
             ahead = counts.ledger.begun[end] - counts.ledger.settled[end]
             return newest >= 0 and ahead < gate.admits
         return newest >= (0 if flow.max_lag is None else max(0, tick - flow.max_lag))
-    return all(counts.puts[w] > taken for w in gate.sources[end])
+    return min([counts.puts[w] for w in gate.sources[end]]) > taken
 
 
 def choose(gate: Gate, ledger: Ledger, tick: int, arrived: Mapping[Turn, int]) -> list[Turn] | None:

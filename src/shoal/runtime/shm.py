@@ -111,7 +111,8 @@ class ShmChannel:
             return self._newest(end, tick, receive)
         turns = self.turnstile.turns(end, tick)
         message = receive(self._look(end, turns), turns)
-        versions = tuple(self._versions[self._mark(turn)] for turn in turns)
+        slots = self._slots
+        versions = tuple([self._versions[w * slots + n % slots] for w, n in turns])
         self.turnstile.let_go(end, turns)
         return Taken(message, versions)
 

@@ -183,8 +183,18 @@ class Stage:
         counts = [len(jax.tree.leaves(tree)) for tree in (args, shared)]
         return self._jitted(traced_replicas(), *counts)(*args, **shared)
 
+    def __reduce__(self) -> tuple[Callable[..., Stage], tuple[Callable[..., Any], Mark]]:
+        mark = mark_of(self._label)
+        assert mark is not None
+        return _again, (self._function, mark)
+
     def __get__(self, instance: object, owner: type | None = None) -> Stage:
         return self if instance is None else _bind(self, instance)
+
+
+def _again(function: Callable[..., Any], mark: Mark) -> Stage:
+    """A stage in another process, under a label of its own there."""
+    return Stage(function, label_of(mark))
 
 
 def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
