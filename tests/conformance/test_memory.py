@@ -64,24 +64,19 @@ def test_waiting_ends_when_ready_and_raises_when_all_is_to_stop(spin):
         a_bell(check, spin).wait(lambda: False, HANG)
 
 
-def test_a_halt_between_looking_and_sleeping_is_seen():
-    memory = Memory.make(LINE)
-    halted, bell = [], FutexBell(memory, 0)
+def test_a_halt_between_looking_and_sleeping_is_seen(monkeypatch):
+    halted, slept = [], []
 
     def check():
         if halted:
             raise Stopped
 
-    def ready():
-        if memory.words(0, 1)[0] == 0:
-            halted.append(True)  # by somebody who saw nobody sleep, and so rang no bell
-        return False
-
-    bell = FutexBell(memory, 0, check=check)
-    slept = []
+    bell = a_bell(check)
     bell._sleep = slept.append
+    # By somebody who saw nobody sleep yet, and so rang no bell.
+    monkeypatch.setattr("shoal.runtime.memory.fence", lambda: halted.append(True))
     with pytest.raises(Stopped):
-        bell.wait(ready, HANG)
+        bell.wait(lambda: False, HANG)
     assert not slept
 
 

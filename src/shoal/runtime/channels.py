@@ -126,6 +126,7 @@ class Turnstile:
 
     def __post_init__(self) -> None:
         self.taken = [0] * self.sheet.readers
+        self._is_news = isinstance(self.sheet.gate.flow, Latest)
         if takes_some(self.sheet.gate.flow):
             assert self.bundle is not None
             self.bundle.counts.append(self.counts)
@@ -143,14 +144,10 @@ class Turnstile:
 
     def turns(self, end: int, tick: int) -> list[Turn]:
         """The writers' ends that a reader's next take brings from, and the messages' numbers."""
-        gate = self.sheet.gate
         if self.bundle is not None:
             return self.bundle.turns(tick) or []
-        sources = gate.sources[end]
-        if not isinstance(gate.flow, Latest):
-            return [(w, self.taken[end]) for w in sources]
-        newest = self._begin(end)
-        return [(w, newest) for w in sources]
+        number = self._begin(end) if self._is_news else self.taken[end]
+        return [(w, number) for w in self.sheet.gate.sources[end]]
 
     def _begin(self, end: int) -> int:
         """The newest version, noted in the ledger if the reader's end is free to use it late."""
@@ -179,7 +176,7 @@ class Turnstile:
             for w in range(count)
         ]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
-        if isinstance(gate.flow, Latest):  # who is ahead waits for those beside it
+        if self._is_news:  # who is ahead waits for those beside it
             for w, woken in enumerate(self.readers):
                 beside = {b for sources in gate.sources if w in sources for b in sources} - {w}
                 woken += [writers[b] for b in sorted(beside) if writers[b] not in woken]
@@ -187,7 +184,7 @@ class Turnstile:
     def did_put(self, end: int) -> None:
         """A writer's end has put its next message."""
         self.counts.puts[end] += 1
-        if isinstance(self.sheet.gate.flow, Latest) and self.counts.ledger is not None:
+        if self._is_news and self.counts.ledger is not None:
             self.counts.ledger.settle()
         for bell in self.readers[end] if self.readers else ():
             bell.ring()
