@@ -30,17 +30,18 @@ def plain(net, x):
     return jax.nn.relu(x.reshape(len(x), -1) @ net.dense.weight + net.dense.bias)
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 4), (50, 37, 3)])
+@pytest.mark.parametrize("shape", [(44, 40, 4), (50, 37, 3)])
 def test_the_network_and_its_gradient_are_those_of_convolutions(shape):
     net = init_nature(KEY, image(*shape))
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, *shape)), jnp.uint8)
 
-    def loss(net, see):
-        return jnp.sum(jnp.sin(see(net)))
+    def seen_and_slope(see):
+        seen, pull = jax.vjp(see, net)
+        return seen, pull(jnp.cos(seen))[0]
 
-    ours = jax.grad(loss)(net, lambda net: nature(net, fold_image(x)))
-    theirs = jax.grad(loss)(net, lambda net: plain(net, x))
-    np.testing.assert_allclose(nature(net, fold_image(x)), plain(net, x), rtol=1e-4, atol=1e-4)
+    seen, ours = jax.jit(lambda: seen_and_slope(lambda net: nature(net, fold_image(x))))()
+    expected, theirs = jax.jit(lambda: seen_and_slope(lambda net: plain(net, x)))()
+    np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, theirs)
 
 
@@ -51,22 +52,23 @@ def test_channels_may_come_first_or_last():
     assert folded.dtype == jnp.uint8
     np.testing.assert_array_equal(folded, fold_image(jnp.moveaxis(x, 1, -1)))
     shapes = [
-        jax.tree.map(jnp.shape, init_nature(KEY, image(*s))) for s in ((4, 84, 84), (84, 84, 4))
+        jax.eval_shape(lambda shape=shape: init_nature(KEY, image(*shape)))
+        for shape in ((4, 84, 84), (84, 84, 4))
     ]
     assert shapes[0] == shapes[1]
-    assert shapes[0].dense.weight == (7 * 7 * 64, 512)
+    assert shapes[0].dense.weight.shape == (7 * 7 * 64, 512)
 
 
 def test_axes_before_the_image_are_a_batch():
     net = init_nature(KEY, image(40, 40, 3))
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 3, 40, 40, 3)), jnp.uint8)
-    many = nature(net, fold_image(x))
-    each = jax.vmap(jax.vmap(lambda x: nature(net, fold_image(x))))(x)
+    see = jax.jit(lambda x: nature(net, fold_image(x)))
+    many, each = see(x), np.stack([[see(one) for one in row] for row in x])
     np.testing.assert_allclose(many, each, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_start_orthogonal():
-    for layer in init_nature(KEY, image(4, 84, 84)).convolutions:
+    for layer in init_nature(KEY, image(4, 36, 36)).convolutions:
         gram = layer.weight.T @ layer.weight
         np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
 

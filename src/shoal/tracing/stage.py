@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
 import jax
@@ -89,7 +90,8 @@ def stage(
     def wrap(function: Callable[..., Any]) -> Stage:
         called, source = name or function.__name__, source_of(function)
         mark = Mark(called, per, on_policy=on_policy, source=source)
-        return Stage(_batched(function, mark) if per == "env" else function, label_of(mark))
+        made = _batched(function, mark) if per == "env" else function
+        return Stage(made, label_of(mark), partial(_again, function, mark))
 
     return wrap if function is None else wrap(function)
 
@@ -124,7 +126,7 @@ def host(
             python.plain = _plain(function, fixed, (rows, shared), wanted)  # type: ignore[attr-defined]
             return jax.pure_callback(python, wanted, *rows, **shared)
 
-        return Stage(called, label_of(mark))
+        return Stage(called, label_of(mark), partial(_again, function, mark, returns))
 
     return wrap
 
@@ -163,8 +165,10 @@ def _plain(
 class Stage:
     """A marked function; called directly it is an ordinary jitted function."""
 
-    def __init__(self, function: Callable[..., Any], label: str) -> None:
-        self._function, self._label = function, label
+    def __init__(
+        self, function: Callable[..., Any], label: str, again: partial[Stage] | None = None
+    ) -> None:
+        self._function, self._label, self._again = function, label, again
 
         @functools.wraps(function)
         def named(*args: Any, **shared: Any) -> Any:
@@ -183,18 +187,22 @@ class Stage:
         counts = [len(jax.tree.leaves(tree)) for tree in (args, shared)]
         return self._jitted(traced_replicas(), *counts)(*args, **shared)
 
-    def __reduce__(self) -> tuple[Callable[..., Stage], tuple[Callable[..., Any], Mark]]:
-        mark = mark_of(self._label)
-        assert mark is not None
-        return _again, (self._function, mark)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process, it is marked again there."""
+        assert self._again is not None, "a bound stage is sent as its object"
+        return self._again.func, self._again.args
 
     def __get__(self, instance: object, owner: type | None = None) -> Stage:
         return self if instance is None else _bind(self, instance)
 
 
-def _again(function: Callable[..., Any], mark: Mark) -> Stage:
-    """A stage in another process, under a label of its own there."""
-    return Stage(function, label_of(mark))
+def _again(
+    function: Callable[..., Any], mark: Mark, returns: Callable[..., Any] | None = None
+) -> Stage:
+    """The stage that `mark` was made for, under a label of this process."""
+    if returns is not None:
+        return host(returns, per=mark.per, name=mark.name)(function)
+    return stage(per=mark.per, name=mark.name, on_policy=mark.on_policy)(function)
 
 
 def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
