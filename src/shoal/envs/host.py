@@ -87,11 +87,10 @@ def step_rows(
     episodes' returns and lengths.
     """
     key = (simulator, seeds.tobytes())
-    action = check_action(simulator.action_space, action)
     rows = _find(key, steps) or _open_afresh(key, seeds)
     with rows.lock:
         try:
-            return rows.step(action)
+            return rows.step(check_action(rows.action_space, action))
         except BaseException:
             _close(key)  # some environments have made the step and some have not
             raise
@@ -120,6 +119,7 @@ class _Rows:
     """Open environments and what is counted of them."""
 
     vector: Vector
+    action_space: Action
     steps: int
     episode_return: np.ndarray
     episode_length: np.ndarray
@@ -168,7 +168,7 @@ def _find(key: Key, steps: np.ndarray) -> _Rows | None:
 def _open_afresh(key: Key, seeds: np.ndarray) -> _Rows:
     _close(key)
     vector, n = key[0].open(seeds), len(seeds)
-    rows = _Rows(vector, 0, np.zeros(n, np.float32), np.zeros(n, np.int32))
+    rows = _Rows(vector, key[0].action_space, 0, np.zeros(n, np.float32), np.zeros(n, np.int32))
     _open[key] = rows
     check_obs(vector.reset(), "when it was reset")
     return rows
