@@ -1,0 +1,128 @@
+"""Whether simulation waits: environments of a known step time, served by one inference worker.
+
+Each step of an environment takes a fixed time on its worker (it sleeps where a simulator would keep
+a core busy, so that few cores do), and a worker that never waits makes 1 / time steps a second. The
+first table says how busy simulation is by workers and groups in flight; the second what one slow
+worker costs the others when the learner takes the groups that come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+from shoal import PER_BATCH, PER_ENV, DistributionPolicy, Fragment, Latest, Queue, Serve, Wire
+from simulated import Simulated
+
+ENVS = 8  # environments of a worker
+SECONDS = 2e-3  # of a step
+WARM = 3  # ticks that aren't counted
+
+
+@dataclass(frozen=True)
+class Round:
+    """What environments did in one round."""
+
+    rate: float  # environment steps a second
+    busy: float  # share of the time that a worker spends inside steps
+
+
+def first_come(workers: int, ring: int) -> DistributionPolicy:
+    """As decoupled, but the learner takes whichever half of the groups comes first."""
+    some = Queue(2, max(1, workers * ring // 2))
+    return DistributionPolicy(
+        "first_come",
+        (
+            Fragment("env", ("env",), workers, "cpu", ring),
+            Fragment("inference", (PER_ENV,), 1, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH,), 1, "gpu else cpu"),
+        ),
+        (
+            Wire("env", "inference", Serve()),
+            Wire("env", "learner", some),
+            Wire("inference", "learner", some),
+            Wire("learner", "inference", Latest(None)),
+            Wire("learner", "env", Latest(None)),
+        ),
+    )
+
+
+def one_round(loop: Simulated, policy: DistributionPolicy, ticks: int) -> Round:
+    """Run a loop, and time the ticks after the first few."""
+    workers = policy.fragment("env").replicas
+    plan = shoal.plan(shoal.trace(loop, envs=len(loop.times)), policy)
+    at: list[float] = []
+    seen: list[Mapping[str, Any]] = []
+
+    def watch(_: int, metrics: Mapping[str, Any]) -> None:
+        at.append(time.perf_counter())
+        seen.append(metrics)
+
+    shoal.run(plan, "processes", ticks=WARM + ticks, watch=watch)
+    wall = at[-1] - at[WARM - 1]
+    seconds, steps = (sum(float(m[name]) for m in seen[WARM:]) for name in ("seconds", "steps"))
+    return Round(steps / wall, seconds / (workers * wall))
+
+
+def by_ring(workers: list[int], rings: list[int], rounds: int, ticks: int) -> Table:
+    """How busy simulation is, by workers and groups in flight."""
+    table = Table(title=f"decoupled, {ENVS} environments a worker, {1e3 * SECONDS:g} ms a step")
+    for name in ("workers", "ring", "steps/s", "most possible", "busy"):
+        table.add_column(name, justify="right")
+    for count in workers:
+        loop = Simulated((SECONDS,) * (ENVS * count))
+        for ring in rings:
+            policy = shoal.decoupled(count, 1, 1, lag=1, ring=ring)
+            found = [one_round(loop, policy, ticks) for _ in range(rounds)]
+            rate, busy = median(r.rate for r in found), median(r.busy for r in found)
+            table.add_row(
+                str(count), str(ring), f"{rate:,.0f}", f"{count / SECONDS:,.0f}", f"{busy:.1%}"
+            )
+    return table
+
+
+def with_one_slow(workers: int, ring: int, rounds: int, ticks: int) -> Table:
+    """What a worker that is ten times slower costs the others."""
+    table = Table(title=f"{workers} workers, ring of {ring}, one ten times slower")
+    for name in ("learner takes", "workers", "steps/s", "most possible", "share of it"):
+        table.add_column(name, justify="right" if name[0] in "sm" else "left")
+    even = (SECONDS,) * (ENVS * workers)
+    slow = (10 * SECONDS,) * ENVS + even[ENVS:]
+    policies = {
+        "all": shoal.decoupled(workers, 1, 1, lag=1, ring=ring),
+        "the first half": first_come(workers, ring),
+    }
+    # Groups in step come in bursts, and a tick may end before or after one: many ticks are counted.
+    lasts = {"all": ticks, "the first half": 4 * ticks}
+    for name, policy in policies.items():
+        for which, times in (("alike", even), ("one slow", slow)):
+            loop = Simulated(times)
+            rate = median(one_round(loop, policy, lasts[name]).rate for _ in range(rounds))
+            most = sum(1 / x for x in times) / ENVS
+            table.add_row(name, which, f"{rate:,.0f}", f"{most:,.0f}", f"{rate / most:.1%}")
+    return table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short round of a few")
+    said = parser.parse_args()
+    rounds, ticks = (1, 6) if said.quick else (said.rounds, 12)
+    workers, rings = ([1, 2], [1, 2]) if said.quick else ([1, 2, 4], [1, 2, 4, 8])
+    console = Console(width=100)
+    console.print(by_ring(workers, rings, rounds, ticks))
+    console.print(with_one_slow(workers[-1], 2, rounds, ticks))
+
+
+if __name__ == "__main__":
+    main()
