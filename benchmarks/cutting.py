@@ -47,7 +47,7 @@ def one_round(plan: Plan, ticks: int) -> Round:
 
 def messages(plan: Plan) -> int:
     """Puts and takes of all replicas in a tick."""
-    ends = [plan.endpoints(c.writer) + plan.endpoints(c.reader) for c in plan.channels]
+    ends = [plan.ends(c.writer) + plan.ends(c.reader) for c in plan.channels]
     return sum(n * c.times for n, c in zip(ends, plan.channels, strict=True))
 
 

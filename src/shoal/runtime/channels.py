@@ -192,13 +192,18 @@ class Turnstile:
     def let_go(self, end: int, turns: list[Turn]) -> None:
         """A reader's end is done with messages: their room may be used again."""
         self.taken[end] += 1
+        counts, capacity = self.counts, self.sheet.gate.capacity
+        # Only who found no room waits for it; others would be woken for nothing.
+        waits = any(counts.puts[w] - n >= capacity for w, n in turns)
         if self.bundle is not None:
             for w, n in turns:
-                self.counts.takes[w] = n + 1
+                counts.takes[w] = n + 1
+            waits = True  # turns that were used also let others begin
         else:
-            self.counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
-        for bell in self.writers[end] if self.writers else ():
-            bell.ring()
+            counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
+        if waits and self.writers:
+            for bell in self.writers[end]:
+                bell.ring()
 
     def _newest(self, end: int) -> int:
         return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1

@@ -36,6 +36,10 @@ class CompiledCrew:
         self.tasks = make_tasks(self.lowering, program)
         segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
         self._compiled = {id(s): self._compile(s) for s in segments}
+        self._axes = {
+            id(s): ([self._axis(n) for n in s.reads], [self._axis(n) for n in s.writes])
+            for s in segments
+        }
         self._batches: dict[tuple[int, int], Callable[..., Any]] = {}
         self._shared: dict[Any, Message] = {}
 
@@ -127,45 +131,40 @@ class CompiledCrew:
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
         """Segments of several ends as one program: rows one after another, padded to a power of 2.
 
-        Ends of a server keep their rows in host memory, keys as data.
+        Ends of a server keep their rows in host memory, keys as data. Those that share other
+        parameters than the first run apart.
         """
         segment = asked[0].segment
-        shared = [i for i, name in enumerate(segment.reads) if self._axis(name) is None]
-        kinds = dict.fromkeys(tuple(id(a.args[i]) for i in shared) for a in asked)
-        if len(kinds) > 1:  # some have newer parameters than others
-            return self._run_kinds(asked, shared)
-        size = 1 << (len(asked) - 1).bit_length()
-        columns = []
-        for name, *xs in zip(segment.reads, *(a.args for a in asked), strict=True):
-            axis = self._axis(name)
-            if axis is None:
-                columns.append(xs[0])
-                continue
-            xs += [xs[0]] * (size - len(xs))
-            columns.append(xs[0] if size == 1 else np.concatenate(xs, axis))
-        results = self._batch(segment, size)(*columns)
-        return self._apart(segment, results, len(asked))
-
-    def _run_kinds(self, asked: list[Runs], shared: list[int]) -> list[list[Any]]:
+        ins, outs = self._axes[id(segment)]
+        shared = [i for i, axis in enumerate(ins) if axis is None]
         kinds: dict[tuple[int, ...], list[int]] = {}
         for number, a in enumerate(asked):
             kinds.setdefault(tuple(id(a.args[i]) for i in shared), []).append(number)
-        found: dict[int, list[Any]] = {}
+        found: list[list[Any]] = [[] for _ in asked]
         for numbers in kinds.values():
-            found |= dict(zip(numbers, self.run_many([asked[n] for n in numbers]), strict=True))
-        return [found[n] for n in range(len(asked))]
-
-    def _apart(self, segment: Segment, results: Sequence[Any], count: int) -> list[list[Any]]:
-        found: list[list[Any]] = [[] for _ in range(count)]
-        for name, x in zip(segment.writes, results, strict=True):
-            axis, x = self._axis(name), np.asarray(x)
-            for i, row in enumerate(found):
-                if axis is None:
-                    row.append(x)
-                else:
-                    span = slice(i * self.rows, (i + 1) * self.rows)
-                    row.append(x[(slice(None),) * axis + (span,)])
+            size = 1 << (len(numbers) - 1).bit_length()
+            columns = [
+                self._column([asked[n].args[i] for n in numbers], axis, size)
+                for i, axis in enumerate(ins)
+            ]
+            results = self._batch(segment, size)(*columns)
+            for x, axis in zip(map(np.asarray, results), outs, strict=True):
+                for place, n in enumerate(numbers):
+                    found[n].append(self._row(x, axis, place))
         return found
+
+    def _column(self, xs: list[Any], axis: int | None, size: int) -> Any:
+        """What several ends give for one argument, padded to `size` of them."""
+        if axis is None or size == 1:
+            return xs[0]
+        return np.concatenate(xs + [xs[0]] * (size - len(xs)), axis)
+
+    def _row(self, x: np.ndarray, axis: int | None, place: int) -> np.ndarray:
+        """What one of several ends gets of a result."""
+        if axis is None:
+            return x
+        span = slice(place * self.rows, (place + 1) * self.rows)
+        return x[(slice(None),) * axis + (span,)]
 
     def _axis(self, name: str) -> int | None:
         value = self.plan.graph.values.get(name)  # None for the turn of a loop

@@ -118,6 +118,7 @@ class FutexBell:
                 return
             if time.perf_counter() >= until:
                 break
+            os.sched_yield()  # to whom we wait for, should it want this core
         self._check()
         if seconds > 0:
             self._word[0] = 1

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
+
 from shoal import errors
 from shoal.errors import RunError, ShoalError
 from shoal.runtime.logs import Say, listener
@@ -69,7 +71,7 @@ def _send(fd: int, orders: Orders) -> None:
     # How a child died that no longer reads is told by its end.
     with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
         pickle.dump(list(orders.path), pipe)
-        pickle.dump(orders, pipe)
+        cloudpickle.dump(orders, pipe)
 
 
 def _relay(child: Child, say: Say) -> None:
