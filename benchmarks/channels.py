@@ -32,6 +32,8 @@ HERE = Path(__file__).parent
 PEER = HERE.parent / ".bench" / "zmq"
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
 COUNTS = {SMALL: 40_000, MIDDLE: 100_000, LARGE: 3_000}
+SLOTS = {SMALL: 1, MIDDLE: 8, LARGE: 2}  # as many as stay in the cache
+WARM = 16  # moves before the clock starts: fresh memory is slow
 SPIN = 50e-6  # as workers do where there are cores enough
 
 
@@ -50,7 +52,8 @@ class Side(Protocol):
 class Line:
     """Shoal channels from `w` to `r` and back, both ends' bells, opened before processes part."""
 
-    def __init__(self, size: int, capacity: int) -> None:
+    def __init__(self, size: int) -> None:
+        capacity = SLOTS[size]
         cells = (Cell("x", (size,), "uint8", None),)
         there = Gate("there", "w", "r", ((0,),), Queue(capacity), capacity)
         back = Gate("back", "r", "w", ((0,),), Queue(capacity), capacity)
@@ -98,9 +101,10 @@ def beside(work: Callable[[], None]) -> None:
         os._exit(0)
 
 
-def timed(first: Callable[[], Any], move: Callable[[], Any], count: int) -> float:
-    """Seconds for `count` moves after a first one; then the other process is waited for."""
-    first()
+def timed(move: Callable[[], Any], count: int) -> float:
+    """Seconds for `count` moves after the first few; then the other process is waited for."""
+    for _ in range(WARM):
+        move()
     start = time.perf_counter()
     for _ in range(count):
         move()
@@ -115,27 +119,27 @@ class Shoal:
     def stream(self, size: int, count: int) -> float:
         """Slots filled by one, looked at in place by the other."""
         join_fences()
-        line, message = Line(size, 8), {"x": np.ones(size, np.uint8)}
+        line, message = Line(size), {"x": np.ones(size, np.uint8)}
         there = line.channels["there"]
 
         def write() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 line.put(there, message)
 
         def move() -> None:
             line.take(there, _look)
 
         beside(write)
-        return timed(move, move, count)
+        return timed(move, count)
 
     def rally(self, count: int) -> float:
         """Two channels."""
         join_fences()
-        line, message = Line(SMALL, 1), {"x": np.ones(SMALL, np.uint8)}
+        line, message = Line(SMALL), {"x": np.ones(SMALL, np.uint8)}
         there, back = line.channels["there"], line.channels["back"]
 
         def answer() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 line.take(there, _look)
                 line.put(back, message)
 
@@ -144,7 +148,7 @@ class Shoal:
             line.take(back, _look)
 
         beside(answer)
-        return timed(move, move, count)
+        return timed(move, count)
 
 
 class Pipe:
@@ -156,18 +160,18 @@ class Pipe:
         x = bytes(size)
 
         def write() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 its.send_bytes(x)
 
         beside(write)
-        return timed(mine.recv_bytes, mine.recv_bytes, count)
+        return timed(mine.recv_bytes, count)
 
     def rally(self, count: int) -> float:
         """To and fro through one socket."""
         mine, its = multiprocessing.Pipe()
 
         def answer() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 its.send_bytes(its.recv_bytes())
 
         def move() -> None:
@@ -175,7 +179,7 @@ class Pipe:
             mine.recv_bytes()
 
         beside(answer)
-        return timed(move, move, count)
+        return timed(move, count)
 
 
 class PythonQueue:
@@ -186,20 +190,20 @@ class PythonQueue:
         queue, x = multiprocessing.Queue(8), np.ones(size, np.uint8)
 
         def write() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 queue.put(x)
             queue.close()
             queue.join_thread()
 
         beside(write)
-        return timed(queue.get, queue.get, count)
+        return timed(queue.get, count)
 
     def rally(self, count: int) -> float:
         """Two queues."""
         there, back = multiprocessing.Queue(8), multiprocessing.Queue(8)
 
         def answer() -> None:
-            for _ in range(count + 1):
+            for _ in range(count + WARM):
                 back.put(there.get())
             back.close()
             back.join_thread()
@@ -209,7 +213,7 @@ class PythonQueue:
             back.get()
 
         beside(answer)
-        return timed(move, move, count)
+        return timed(move, count)
 
 
 class ZeroMQ:
@@ -238,11 +242,11 @@ class ZeroMQ:
 
 
 def copy_seconds(size: int, count: int) -> float:
-    """Seconds to copy as much inside one process, eight places in turn."""
-    x, rooms = np.ones(size, np.uint8), np.ones((8, size), np.uint8)
+    """Seconds to copy as much inside one process, to as many places in turn."""
+    x, rooms = np.ones(size, np.uint8), list(np.ones((SLOTS[size], size), np.uint8))
     start = time.perf_counter()
     for number in range(count):
-        np.copyto(rooms[number % 8], x)
+        np.copyto(rooms[number % len(rooms)], x)
     return time.perf_counter() - start
 
 
