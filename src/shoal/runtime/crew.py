@@ -106,6 +106,8 @@ class CompiledCrew:
             return {name: self._brought(name, x) for name, x in message.items()}
         rows = {n: np.array(x) for n, x in message.items() if self._axis(n) is not None}
         key = (channel, tuple(turns))
+        if len(rows) == len(message):
+            return rows
         if key not in self._shared:
             shared = {n: x for n, x in message.items() if n not in rows}
             self._shared[key] = {n: self._brought(n, x) for n, x in shared.items()}

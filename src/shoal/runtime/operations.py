@@ -34,8 +34,16 @@ class Stack:
     index: str
 
 
-Work = Do | Repeat | Slice | Room | Stack
-ByHand = Slice | Room | Stack
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Give a value another name."""
+
+    value: str
+    name: str
+
+
+Work = Do | Repeat | Slice | Room | Stack | Alias
+ByHand = Slice | Room | Stack | Alias
 
 
 @dataclass(frozen=True, slots=True)

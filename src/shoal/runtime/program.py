@@ -20,6 +20,7 @@ from shoal.planning.program import (
     instructions,
 )
 from shoal.runtime.operations import (
+    Alias,
     Hand,
     HostCall,
     Move,
@@ -108,13 +109,25 @@ class _Draft:
 
     def _gathered(self, pending: list[Work], loop: Loop | None) -> Iterator[Operation]:
         """Pending work as segments, with what is done by hand apart: slices first, stacks last."""
-        by_hand = [w for w in pending if loop is not None and self._is_by_hand(w, loop)]
+        work = [self._renamed(w, pending, loop) for w in pending]
+        by_hand = [w for w in work if loop is not None and self._is_by_hand(w, loop)]
         slices = [w for w in by_hand if isinstance(w, Slice)]
-        compiled = [w for w in pending if w not in by_hand]
+        compiled = [w for w in work if w not in by_hand]
         pending.clear()
         yield from _hand(slices, self)
         yield from _segment(compiled, self)
         yield from _hand([w for w in by_hand if w not in slices], self)
+
+    def _renamed(self, work: Work, pending: list[Work], loop: Loop | None) -> Work:
+        """A copy that only stacks read is just another name, where they are done by hand."""
+        node = self.plan.sites.nodes[work.node] if isinstance(work, Do) else None
+        if loop is None or loop.name not in self.by_hand or getattr(node, "op", "") != "copy":
+            return work
+        assert node is not None
+        readers = [w for w in pending if node.writes[0] in self.reads(w)]
+        if not node.reads or not all(isinstance(w, Stack) for w in readers):
+            return work
+        return Alias(node.reads[0], node.writes[0])
 
     def _is_by_hand(self, work: Work, loop: Loop) -> bool:
         """Whether NumPy does a slice or stack: Python's own loops, of anything but keys."""
@@ -122,6 +135,8 @@ class _Draft:
             case Slice(value) | Room(value) | Stack(_, value):
                 is_key = self.plan.graph.values[value].dtype.startswith("key<")
                 return loop.name in self.by_hand and not is_key
+            case Alias():
+                return True
             case _:
                 return False
 
@@ -182,6 +197,8 @@ class _Draft:
                 return (outer, index)
             case Stack(inner, outer, index):
                 return (inner, outer, index)
+            case Alias(value):
+                return (value,)
             case _:
                 return ()
 
@@ -202,6 +219,8 @@ class _Draft:
                 return (inner,)
             case Room(outer) | Stack(_, outer):
                 return (outer,)
+            case Alias(_, name):
+                return (name,)
             case _:
                 return ()
 

@@ -15,6 +15,8 @@ from shoal.runtime.channels import Channel, Message
 from shoal.runtime.fire import NEVER, Replica, Turn
 from shoal.runtime.limit import Limit
 from shoal.runtime.operations import (
+    Alias,
+    ByHand,
     Hand,
     HostCall,
     Move,
@@ -237,7 +239,7 @@ class Worker:
             env.update({c.before: env[c.after] for c in turns.carries})
         env.update({c.final: env[c.before] for c in turns.carries})
 
-    def _by_hand(self, work: tuple[Slice | Room | Stack, ...]) -> None:
+    def _by_hand(self, work: tuple[ByHand, ...]) -> None:
         env = self._env
         for item in work:
             match item:
@@ -247,6 +249,8 @@ class Worker:
                     env[outer] = self._crew.room(outer)
                 case Stack(inner, outer, index):
                     env[outer][env[index]] = env[inner]
+                case Alias(value, name):
+                    env[name] = env[value]
 
     def _call(self, task: Task) -> None:
         try:
