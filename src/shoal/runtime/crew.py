@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,9 @@ class CompiledCrew:
         }
         self._batches: dict[tuple[int, int], Callable[..., Any]] = {}
         self._shared: dict[Any, Message] = {}
+        self._most = len(plan.ends_of(program.fragment, 0))
+        self._warm: set[tuple[int, int]] = set()
+        self._warming: set[tuple[int, int]] = set()
 
     @property
     def is_raw(self) -> bool:
@@ -144,16 +148,34 @@ class CompiledCrew:
             kinds.setdefault(tuple(id(a.args[i]) for i in shared), []).append(number)
         found: list[list[Any]] = [[] for _ in asked]
         for numbers in kinds.values():
-            size = 1 << (len(numbers) - 1).bit_length()
-            columns = [
-                self._column([asked[n].args[i] for n in numbers], axis, size)
-                for i, axis in enumerate(ins)
-            ]
+            args = [[asked[n].args[i] for n in numbers] for i in range(len(ins))]
+            size = self._ready_size(segment, args)
+            columns = [self._column(xs, axis, size) for xs, axis in zip(args, ins, strict=True)]
             results = self._batch(segment, size)(*columns)
             for x, axis in zip(map(np.asarray, results), outs, strict=True):
                 for place, n in enumerate(numbers):
                     found[n].append(self._row(x, axis, place))
         return found
+
+    def _ready_size(self, segment: Segment, args: list[list[Any]]) -> int:
+        """The smallest power of 2 that holds so many ends and is compiled, or else the largest.
+
+        The largest is compiled at once, others when first wanted, while the largest serves.
+        """
+        wanted = 1 << (len(args[0]) - 1).bit_length()
+        largest = 1 << (self._most - 1).bit_length()
+        if wanted >= largest or (id(segment), wanted) in self._warm:
+            return wanted
+        if (id(segment), wanted) not in self._warming:
+            self._warming.add((id(segment), wanted))
+            ins, _ = self._axes[id(segment)]
+            columns = [self._column(x, axis, wanted) for x, axis in zip(args, ins, strict=True)]
+            threading.Thread(target=self._warm_up, args=(segment, wanted, columns)).start()
+        return largest
+
+    def _warm_up(self, segment: Segment, size: int, columns: list[Any]) -> None:
+        jax.block_until_ready(self._batch(segment, size)(*columns))
+        self._warm.add((id(segment), size))
 
     def _column(self, xs: list[Any], axis: int | None, size: int) -> Any:
         """What several ends give for one argument, padded to `size` of them."""
