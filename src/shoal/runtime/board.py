@@ -274,9 +274,8 @@ class SharedLimit:
         return int(self.board.may_start(self.team, tick))
 
 
-def watch_parent() -> Callable[[], None]:
+def watch_parent(parent: int) -> Callable[[], None]:
     """A check that ends this process at once if the one that started it is gone."""
-    parent = os.getppid()
 
     def check() -> None:
         if os.getppid() != parent:

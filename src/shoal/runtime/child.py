@@ -27,19 +27,21 @@ _DIE_WITH_PARENT = 1
 
 def main() -> None:
     """Read orders, turn, and tell how it ended on the report pipe."""
-    _, memory_fd, orders_fd, report_fd = sys.argv
+    memory_fd, orders_fd, report_fd, driver = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    with os.fdopen(int(orders_fd), "rb") as pipe:
+    alone = watch_parent(driver)
+    check_parent()  # it may have died while this process was loading
+    with os.fdopen(orders_fd, "rb") as pipe:
         sys.path[:] = pickle.load(pipe)
         orders = pickle.load(pipe)
-    report = os.fdopen(int(report_fd), "w", buffering=1)
+    report = os.fdopen(report_fd, "w", buffering=1)
     if orders.cores:
         os.sched_setaffinity(0, orders.cores)
     join_fences()
-    memory = Memory(int(memory_fd), orders.size)
-    board = OpenBoard(orders.board, memory, watch_parent())
+    memory = Memory(memory_fd, orders.size)
+    board = OpenBoard(orders.board, memory, check_parent)
     failures: list[Failure] = []
     try:
         teams = _Hall(orders, memory, board).teams()

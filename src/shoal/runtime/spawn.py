@@ -49,7 +49,7 @@ def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
     fds = (memory.fd, told, hear)
     ooms = oom_kills()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.runtime.child", *map(str, fds)],
+        [sys.executable, "-m", "shoal.runtime.child", *map(str, (*fds, os.getpid()))],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
