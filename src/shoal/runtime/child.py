@@ -31,7 +31,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    alone = watch_parent(driver)
+    check_parent = watch_parent(driver)
     check_parent()  # it may have died while this process was loading
     with os.fdopen(orders_fd, "rb") as pipe:
         sys.path[:] = pickle.load(pipe)
