@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-gpu \
+.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak \
         test-jax-versions bench results bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -37,6 +37,9 @@ test-learning: .venv/.ready-dev ## Run the tests that train until something is l
 
 test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be installed)
 	@$(BIN)/python -m pytest -m gpu --timeout 900
+
+test-soak: .venv/.ready-dev ## Kill training runs at random moments (SOAK_ROUNDS=200 SOAK_SEED=0)
+	@$(BIN)/python -m pytest -n 2 -m soak --timeout 300
 
 test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions
