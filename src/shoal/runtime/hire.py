@@ -18,7 +18,7 @@ from shoal.runtime.pieces import make_plain_crew
 from shoal.runtime.rebuilt import Loop
 from shoal.runtime.shm import Rings
 
-SPIN = 5e-5  # seconds that a worker watches before it sleeps, where each has a core
+SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work
 
 
 class Hiring:
@@ -49,14 +49,13 @@ class Hiring:
         }  # fmt: skip
         seats, groups = self._seats(), self._groups()
         cores = share_cores(seats, plan)
-        roomy = len(os.sched_getaffinity(0)) >= len(seats)
         return [
             Orders(
                 seats=held,
                 crews={f: crews[f] for f, _ in held if f in crews},
                 loop=loop if any(f not in crews for f, _ in held) else b"",
                 cores=cores[held],
-                spin=SPIN if roomy else 0.0,
+                spin=SPIN,
                 group=self._group(held, groups),
                 **common,
             )

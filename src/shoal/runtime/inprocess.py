@@ -32,7 +32,8 @@ class InProcessChannel:
     def put(self, end: int, message: Message, version: int) -> None:
         """Keep a message for its readers."""
         puts = self.turnstile.counts.puts
-        self._kept[end, puts[end]] = message, version
+        if end in self._sheet.gate.readers:
+            self._kept[end, puts[end]] = message, version
         if isinstance(self._sheet.gate.flow, Latest):
             self._kept.pop((end, puts[end] - KEPT), None)
         self.turnstile.did_put(end)
@@ -40,7 +41,9 @@ class InProcessChannel:
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """Hand over the next message, in the reader's rows and on its device."""
         turns = self.turnstile.turns(end, tick)
-        sent = {turn: self._kept[turn] for turn in turns}
+        while not all(turn in (kept := dict(self._kept)) for turn in turns):
+            turns = self.turnstile.again(end)  # newer came while we looked: only news is dropped
+        sent = {turn: kept[turn] for turn in turns}
         self.turnstile.let_go(end, turns)
         self._forget(turns)
         message = self._joined(end, [(turn, m) for turn, (m, _) in sent.items()])

@@ -57,7 +57,7 @@ def check_memory(size: int) -> int:
         raise PlaceError(
             f"the plan's channels need {size_text(size)} of shared memory, "
             f"and {size_text(left)} are free",
-            "Use fewer environments, shorter rollouts or fewer workers.",
+            "Use fewer environments, shorter loops or fewer workers.",
         )
     return size
 

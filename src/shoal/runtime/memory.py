@@ -24,6 +24,8 @@ _FUTEX, _MEMBARRIER = {
     "x86_64": (202, 324),
     "aarch64": (98, 283),
 }.get(platform.machine() if sys.platform == "linux" else "", (0, 0))
+# Whether writes are seen in the order they were made; elsewhere counting needs a fence before it.
+ORDERED = platform.machine() in ("x86_64", "AMD64")
 _WAIT, _WAKE = 0, 1
 _REGISTER, _BARRIER = 1 << 2, 1 << 1  # for all processes that registered
 _libc = ctypes.CDLL(None, use_errno=True)

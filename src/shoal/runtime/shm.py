@@ -14,7 +14,7 @@ from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.channels import DEPTH, Bundle, Message, Receive, Taken, Turnstile, make_bundles
 from shoal.runtime.fire import AHEAD, Counts, Ledger, Turn
 from shoal.runtime.gates import Cell, Sheet
-from shoal.runtime.memory import LINE, Memory, Room, fence
+from shoal.runtime.memory import LINE, ORDERED, Memory, Room, fence
 
 NEWEST = AHEAD + 1  # slots where only the newest is read: writers never wait, readers look again
 
@@ -103,6 +103,8 @@ class ShmChannel:
             room[...] = x if rows is None else np.asarray(x)[rows]
         self._versions[mark] = version
         self._numbers[mark] = number
+        if not ORDERED:
+            fence()
         self.turnstile.did_put(end)
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
@@ -110,6 +112,8 @@ class ShmChannel:
         if self._is_newest:
             return self._newest(end, tick, receive)
         turns = self.turnstile.turns(end, tick)
+        if not ORDERED:
+            fence()
         message = receive(self._look(end, turns), turns)
         slots = self._slots
         versions = tuple([self._versions[w * slots + n % slots] for w, n in turns])
@@ -119,6 +123,8 @@ class ShmChannel:
     def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
         """The newest message; if it was written over meanwhile, a copy of what is newest then."""
         turns = self.turnstile.turns(end, tick)
+        if not ORDERED:
+            fence()
         message = receive(self._look(end, turns), turns)
         while (versions := self._untouched(turns)) is None:
             turns = self.turnstile.again(end)
