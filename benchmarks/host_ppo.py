@@ -1,0 +1,277 @@
+"""PPO on environments that Python or C++ steps, against Stable-Baselines3, end to end on a CPU.
+
+HalfCheetah-v5 with two networks of two 64-wide tanh layers, and Atari's Pong with the network of
+Mnih et al. (2015). Both sides count environment steps, learning included, after a warm-up; what is
+compiled is told apart. The ceiling is EnvPool with random actions and nothing else.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+from shoal.algorithms import PPO
+from shoal.envs.registry import make
+from shoal.envs.spaces import Discrete
+
+HERE = Path(__file__).parent
+PEER = HERE.parent / ".bench" / "sb3"
+ENVS = 8
+WARM = 3  # ticks that aren't counted
+POLICIES: dict[str, Callable[[], shoal.DistributionPolicy]] = {
+    "coarse(1)": lambda: shoal.single_learner_coarse(1),
+    "coarse(1, lag=1)": lambda: shoal.single_learner_coarse(1, lag=1),
+    "coarse(2)": lambda: shoal.single_learner_coarse(2),
+    "fine(1)": lambda: shoal.single_learner_fine(1),
+    "fine(2, ring=2)": lambda: shoal.single_learner_fine(2, ring=2),
+    "impala(2)": lambda: shoal.impala(2),
+}
+ALL = tuple((name, backend) for name in POLICIES for backend in ("threads", "processes"))
+SOME = (("coarse(1)", "threads"), ("coarse(1, lag=1)", "threads"), ("impala(2)", "processes"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, where it is found, and under which policies and backends."""
+
+    algorithm: PPO
+    envs: dict[str, str]  # by family
+    sides: tuple[tuple[str, str], ...]
+    ticks: int
+
+
+TASKS = {
+    "halfcheetah": Task(
+        PPO(steps=256, epochs=10, minibatches=32, learning_rate=3e-4, entropy_weight=0.0),
+        {"envpool": "HalfCheetah-v5", "gymnasium": "HalfCheetah-v5"},
+        ALL,
+        30,
+    ),
+    "pong": Task(
+        PPO(steps=128, epochs=4, minibatches=4, clip=0.1),
+        {"envpool": "Pong-v5", "gymnasium": "ALE/Pong-v5"},
+        SOME,
+        5,
+    ),
+}
+# How SB3 steps its environments, and with how many threads torch computes; the best counts.
+PEERS = {
+    "halfcheetah": (("dummy", 1), ("subproc", 1), ("dummy", 2)),
+    "pong": (("dummy", 2), ("subproc", 2)),
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one side did, once it was warm."""
+
+    side: str
+    env_steps: float
+    seconds: float
+    compile_seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second."""
+        return self.env_steps / self.seconds
+
+
+def families(task: Task) -> dict[str, str]:
+    """The environments of a task that are installed, by family."""
+    return {family: name for family, name in task.envs.items() if find_spec(family)}
+
+
+def train(task: Task, family: str, side: tuple[str, str], ticks: int) -> Round:
+    """Shoal, through its public interface."""
+    policy, backend = side
+    graph = shoal.trace(task.algorithm, make(f"{family}:{task.envs[family]}"), envs=ENVS)
+    plan = shoal.plan(graph, POLICIES[policy]())
+    # A tick of impala takes fewer rollouts, so more of them are turned.
+    count = WARM + ticks * ENVS // plan.seen
+    times: list[float] = []
+    result = shoal.run(plan, backend, ticks=count, watch=lambda *_: times.append(time.time()))
+    steps = task.algorithm.steps * plan.seen * (len(times) - WARM)
+    seconds = times[-1] - times[WARM - 1]
+    return Round(f"{family}, {policy}, {backend}", steps, seconds, result.compile_seconds)
+
+
+def ceiling(task: Task, seconds: float = 3.0) -> Round:
+    """EnvPool, two threads, random actions."""
+    import envpool
+
+    space: Any = make(f"envpool:{task.envs['envpool']}").action_space
+    pool: Any = envpool.make_gymnasium(task.envs["envpool"], num_envs=ENVS, num_threads=2)
+    pool.reset()
+    rng = np.random.default_rng(0)
+    if isinstance(space, Discrete):
+        actions = rng.integers(space.n, size=(64, ENVS), dtype=np.int32)
+    else:
+        actions = rng.uniform(-1, 1, (64, ENVS, *space.shape))
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        for action in actions:
+            pool.step(action)
+        count += len(actions) * ENVS
+    return Round("EnvPool alone, 2 threads", count, time.perf_counter() - began)
+
+
+@contextmanager
+def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]]:
+    """The peer in a Python of its own, which waits while it isn't its turn."""
+    command = [PEER / "bin" / "python", HERE / "peers" / "sb3_ppo.py", task, vector, str(threads)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        given, told = process.stdin, process.stdout
+        assert given is not None
+        assert told is not None
+        told.readline()  # it is warm
+
+        def side(ticks: int) -> Round:
+            given.write(f"{ticks}\n")
+            given.flush()
+            return Round(f"SB3, {vector}, {threads} threads", **json.loads(told.readline()))
+
+        yield side
+        given.close()
+
+
+def make_peer() -> None:
+    """The environment that SB3 runs in, with pinned versions, unless it is there already."""
+    wanted, installed = HERE / "peers" / "sb3.txt", PEER / "installed.txt"
+    if installed.exists() and installed.read_text() == wanted.read_text():
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", PEER], check=True)
+    pip = [PEER / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--disable-pip-version-check", "-r", wanted], check=True)
+    installed.write_text(wanted.read_text())
+
+
+def compare(name: str, ticks: int) -> list[Round]:
+    """Every side of a task; SB3 before and after ours, so that a busy machine troubles both."""
+    task = TASKS[name]
+    rounds = []
+    with ExitStack() as stack:
+        peers = [stack.enter_context(sb3(name, *how)) for how in PEERS[name]]
+        few = max(2, ticks // 6)  # it is slower
+        rounds += [peer(few) for peer in peers]
+        for family in families(task):
+            rounds += [train(task, family, side, ticks) for side in task.sides]
+        rounds += [peer(few) for peer in peers]
+    if "envpool" in families(task):
+        rounds.append(ceiling(task))
+    return rounds
+
+
+def show(title: str, rounds: list[Round]) -> Table:
+    """A row for each side, in its best round."""
+    best: dict[str, Round] = {}
+    for one in sorted(rounds, key=lambda one: one.rate):
+        best[one.side] = one
+    theirs = max(one.rate for one in rounds if one.side.startswith("SB3"))
+    most = max((one.rate for one in rounds if one.side.startswith("EnvPool")), default=0.0)
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    table = Table(
+        title=f"PPO on {title}, JAX {jax.__version__} on {os.cpu_count()} cores, load {load}"
+    )
+    for column in ("side", "steps/s", "of SB3's best", "of the ceiling", "compile s"):
+        table.add_column(column, justify="left" if column == "side" else "right")
+    for side in dict.fromkeys(one.side for one in rounds):
+        one = best[side]
+        compiled = f"{one.compile_seconds:.1f}" if one.compile_seconds else ""
+        share = f"{one.rate / most:.0%}" if most else ""
+        table.add_row(side, f"{one.rate:,.0f}", f"{one.rate / theirs:.2f}", share, compiled)
+    return table
+
+
+def split(name: str, ticks: int) -> Table:
+    """Where the time of coarse(1) goes, by what its workers, which take turns, call."""
+    from shoal.runtime.crew import CompiledCrew
+    from shoal.runtime.worker import Worker
+
+    spent: dict[str, float] = {}
+
+    def timed(label: Callable[..., str], call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def wrapper(*args: Any) -> Any:
+            began = time.perf_counter()
+            found = call(*args)
+            here = label(*args)
+            spent[here] = spent.get(here, 0.0) + time.perf_counter() - began
+            return found
+
+        return wrapper
+
+    def waiting(self: Any, *args: Any) -> Any:
+        return jax.block_until_ready(run(self, *args))
+
+    run = timed(
+        lambda crew, *_: f"{crew.program.fragment}: calls of XLA programs", CompiledCrew.run
+    )
+    CompiledCrew.run = timed(
+        lambda crew, *_: f"{crew.program.fragment}: programs, calls included", waiting
+    )
+    for method, label in {
+        "_call": "actor: environments",
+        "_by_hand": "actor: slices and stacks",
+        "_take": "channels: take",
+        "_put": "channels: put",
+    }.items():
+        setattr(Worker, method, timed(lambda *_, label=label: label, getattr(Worker, method)))
+    family = next(iter(families(TASKS[name])))
+    marks: list[dict[str, float]] = []
+    graph = shoal.trace(
+        TASKS[name].algorithm, make(f"{family}:{TASKS[name].envs[family]}"), envs=ENVS
+    )
+    times: list[float] = []
+
+    def watch(*_: Any) -> None:
+        times.append(time.perf_counter())
+        marks.append(dict(spent))
+
+    shoal.run(
+        shoal.plan(graph, POLICIES["coarse(1)"]()), "threads", ticks=WARM + ticks, watch=watch
+    )
+    whole = 1e3 * (times[-1] - times[WARM - 1]) / ticks
+    table = Table("part", "ms a tick", "share", title=f"{name}, {family}, coarse(1), threads")
+    for label, seconds in sorted(marks[-1].items(), key=lambda item: -item[1]):
+        mine = 1e3 * (seconds - marks[WARM - 1].get(label, 0.0)) / ticks
+        table.add_row(label, f"{mine:.1f}", f"{mine / whole:.0%}")
+    table.add_row("all", f"{whole:.1f}", "")
+    return table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=TASKS, help="one of the tasks")
+    parser.add_argument("--ticks", type=int, help="that are counted, of eight environments each")
+    parser.add_argument("--profile", action="store_true", help="where our time goes, instead")
+    said = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    if not said.profile:
+        make_peer()
+    for name, task in TASKS.items():
+        if said.only in (None, name):
+            ticks = said.ticks or task.ticks
+            table = split(name, ticks) if said.profile else show(name, compare(name, ticks))
+            Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
