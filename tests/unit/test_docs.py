@@ -1,16 +1,29 @@
-"""The tutorials run: every Python block of a page, in order, as one program."""
+"""The pages are true: their Python runs, block after block, and their commands are commands."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from shoal.cli.main import make_parser
+from shoal.cli.options import chosen_distribution
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("your_own*.md"))
+PAGES = [p for p in sorted((ROOT / "docs").glob("*.md")) if "```python" in p.read_text("utf-8")]
+NEEDS = {
+    "asynchrony": ["gymnasium"],
+    "environments": ["gymnasium", "pettingzoo", "mpe2"],
+    "processes": ["gymnasium"],
+    "your_own_loop": ["gymnax"],
+}
+COMMAND = re.compile(r"(?:^ {4,}|`)(shoal [a-z]+ [^`]+?)(?:`|$)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_runs(page, tmp_path, monkeypatch):
-    pytest.importorskip("gymnax")
+def test_a_page_runs(page, tmp_path, monkeypatch):
+    for package in NEEDS[page.stem]:
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     # Blank lines for prose keep line numbers, so that errors name the page's own lines.
     lines, keep = [], False
@@ -23,3 +36,19 @@ def test_a_tutorial_runs(page, tmp_path, monkeypatch):
     exec(program, names)
     assert (tmp_path / "runs").is_dir()
     assert list((tmp_path / "runs").glob("*/summary.json"))
+
+
+def commands():
+    """Every whole `shoal` command of the pages."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for found in COMMAND.findall(page.read_text(encoding="utf-8")):
+            text = " ".join(found.split())
+            if "..." not in text:
+                yield pytest.param(text, id=f"{page.stem}: {text}")
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_a_command_of_the_pages_is_one(command):
+    options = make_parser().parse_args(shlex.split(command, comments=True)[1:])
+    if getattr(options, "distribute", None) and ".py:" not in options.distribute:
+        assert chosen_distribution(options) is not None
