@@ -97,10 +97,14 @@ def share_cores(
 ) -> dict[tuple[Seat, ...], tuple[int, ...]]:
     """The cores of each process: one for each of many alike, what is left for the others.
 
-    Where there are fewer cores than processes, those that are alone may use all.
+    Where there are fewer cores than processes, those that are alone may use all; so may those that
+    compute on another device, since they need cores only to compile.
     """
     cores = sorted(os.sched_getaffinity(0))
     alike = [held for held in seats if plan.workers(held[0][0]) > 1]
     found = {held: (cores[i % len(cores)],) for i, held in enumerate(alike)}
     rest = cores[len(alike) :] if len(cores) > len(alike) else cores
-    return {held: found.get(held, tuple(rest)) for held in seats}
+    for held in seats:
+        kinds = {plan.places[fragment][0].device.kind for fragment, _ in held}
+        found.setdefault(held, tuple(rest if kinds == {"cpu"} else cores))
+    return found
