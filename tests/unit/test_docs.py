@@ -17,7 +17,7 @@ NEEDS = {
     "processes": ["gymnasium"],
     "your_own_loop": ["gymnax"],
 }
-COMMAND = re.compile(r"(?:^ {4,}|`)(shoal [a-z]+ [^`]+?)(?:`|$)", re.MULTILINE)
+COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -42,7 +42,7 @@ def commands():
     """Every whole `shoal` command of the pages."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for found in COMMAND.findall(page.read_text(encoding="utf-8")):
-            text = " ".join(found.split())
+            text = " ".join("".join(found).split())
             if "..." not in text:
                 yield pytest.param(text, id=f"{page.stem}: {text}")
 
