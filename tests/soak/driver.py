@@ -1,4 +1,4 @@
-"""A training run to be disturbed: `driver.py POLICY FOLDER`; its workers are told of in a file."""
+"""A training run to be disturbed, by the `shoal` command: `driver.py POLICY FOLDER`."""
 
 import os
 import signal
@@ -6,55 +6,76 @@ import sys
 from pathlib import Path
 
 import shoal
-from shoal.algorithms import PPO
-from shoal.runtime import processes
 
-WORLD = "gymnasium:conformance.worlds:World-v0"
-POLICIES = {
-    "fine": lambda: shoal.single_learner_fine(2),
-    "coarse": lambda: shoal.single_learner_coarse(2),
-    "served": lambda: shoal.decoupled(2, 1, 1, ring=2),
-    "impala": lambda: shoal.impala(2),
-    "multi_learner": lambda: shoal.multi_learner(2),
-}
+FOLDER = "SHOAL_SOAK_FOLDER"  # where workers are told of
+DIE = "SHOAL_SOAK_DIE"  # set if the driver is to be killed when it has started its workers
+POLICIES = ("fine", "coarse", "served", "impala", "multi_learner")
+SETTINGS = ("steps=8", "epochs=1", "minibatches=2")
 
 
-def tell(folder):
+def fine():
+    return shoal.single_learner_fine(2)
+
+
+def coarse():
+    return shoal.single_learner_coarse(2)
+
+
+def served():
+    return shoal.decoupled(2, 1, 1, ring=2)
+
+
+def impala():
+    return shoal.impala(2)
+
+
+def multi_learner():
+    return shoal.multi_learner(2)
+
+
+def world():
+    tell()
+    return shoal.envs.make("gymnasium:conformance.worlds:World-v0", seconds=1e-3)
+
+
+def cartpole():
+    tell()
+    return shoal.envs.make("CartPole-v1")
+
+
+def tell():
     """Let every worker's process id and name be written as it starts."""
-    spawn = processes.spawn
+    from shoal.runtime import processes
+
+    spawn, start = processes.spawn, processes.Processes.start
 
     def told(*args):
         child = spawn(*args)
-        with open(folder / "workers.txt", "a", encoding="utf-8") as file:
+        with open(Path(os.environ[FOLDER]) / "workers.txt", "a", encoding="utf-8") as file:
             file.write(f"{child.process.pid} {child.name}\n")
         return child
 
-    processes.spawn = told
-
-
-def die_when_started():
-    """Let the driver be killed as soon as all workers have their orders and none has read them."""
-    start = processes.Processes.start
-
     def started(*args):
         start(*args)
-        signal.sigtimedwait([], 0.02)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if DIE in os.environ:
+            signal.sigtimedwait([], 0.02)  # workers have their orders by now, and still load
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    processes.Processes.start = started
+    processes.spawn, processes.Processes.start = told, started
 
 
 def main(policy, folder):
-    tell(folder)
-    if "--die" in sys.argv:
-        die_when_started()
+    """Train until disturbed, as from the command line."""
+    from shoal.cli.entry import entry
+
     # Host stages can't be in a program that several workers run as one.
-    whole = policy == "multi_learner"
-    env = shoal.envs.make("CartPole-v1") if whole else shoal.envs.make(WORLD, seconds=1e-3)
-    algorithm = PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
-    how = {"envs": 4, "ticks": 1_000_000, "backend": "processes", "folder": folder, "name": "run"}
-    shoal.train(algorithm, env, POLICIES[policy](), **how)
+    env = "cartpole" if policy == "multi_learner" else "world"
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    sys.argv = ["shoal", "train", "ppo", f"{__file__}:{env}", *settings, "--envs", "4"]
+    sys.argv += ["--distribute", f"{__file__}:{policy}", "--backend", "processes"]
+    sys.argv += ["--ticks", "1000000", "--folder", folder, "--name", "run"]
+    entry()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(*sys.argv[1:])

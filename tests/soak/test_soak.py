@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from soak.driver import POLICIES
+from soak.driver import DIE, FOLDER, POLICIES
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("gymnax")
@@ -53,7 +53,7 @@ class Round:
     def of(number: int) -> "Round":
         """The round of this number: policies in turn, all else at random."""
         rng = random.Random(f"{SEED}:{number}")
-        policy = list(POLICIES)[number % len(POLICIES)]
+        policy = POLICIES[number % len(POLICIES)]
         deed, moment = rng.choice(DEEDS), rng.choice(MOMENTS)
         longest = {"loading": 3.0, "starting": 5.0, "running": 1.5}[moment]
         return Round(number, policy, deed, moment, rng.uniform(0, longest), rng.random())
@@ -100,19 +100,21 @@ def has(pid: int, mark: bytes) -> bool:
 
 
 @contextmanager
-def started(policy: str, folder: Path, *more: str):
+def started(policy: str, folder: Path, **more: str):
     """A driver in a process of its own; nothing of it is left afterwards, even by a failed test."""
     mark = uuid.uuid4().hex
     (folder / "temporary").mkdir()
     env = {
         **os.environ,
+        **more,
         MARK: mark,
+        FOLDER: str(folder),
         "PYTHONPATH": str(ROOT / "tests"),
         "TMPDIR": str(folder / "temporary"),
         # A cache of its own: JAX doesn't write its entries whole or not at all.
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "soak"),
     }
-    command = [sys.executable, ROOT / "tests" / "soak" / "driver.py", policy, folder, *more]
+    command = [sys.executable, ROOT / "tests" / "soak" / "driver.py", policy, folder]
     with open(folder / "said.txt", "wb") as said:
         driver = subprocess.Popen(
             command, env=env, stdout=said, stderr=said, start_new_session=True
@@ -202,7 +204,7 @@ def test_nothing_is_left_and_the_folder_says_why(number, tmp_path):
 
 
 def test_workers_that_are_loading_when_their_driver_is_killed_end(tmp_path):
-    with started("fine", tmp_path, "--die") as run:
+    with started("fine", tmp_path, **{DIE: "yes"}) as run:
         assert wait(lambda: run.driver.poll() is not None, STARTED)
         assert run.workers()
         gone = wait(lambda: not run.processes(), PATIENCE)
