@@ -199,58 +199,65 @@ def show(title: str, rounds: list[Round]) -> Table:
     return table
 
 
-def split(name: str, ticks: int) -> Table:
-    """Where the time of coarse(1) goes, by what its workers, which take turns, call."""
-    from shoal.runtime.crew import CompiledCrew
-    from shoal.runtime.worker import Worker
+@dataclass(frozen=True)
+class Clock:
+    """Seconds spent, by label."""
 
-    spent: dict[str, float] = {}
+    spent: dict[str, float]
 
-    def timed(label: Callable[..., str], call: Callable[..., Any]) -> Callable[..., Any]:
+    def on(self, call: Callable[..., Any], label: Callable[..., str]) -> Callable[..., Any]:
+        """`call`, its time counted under what `label` makes of its arguments."""
+
         @wraps(call)
-        def wrapper(*args: Any) -> Any:
+        def timed(*args: Any) -> Any:
             began = time.perf_counter()
             found = call(*args)
             here = label(*args)
-            spent[here] = spent.get(here, 0.0) + time.perf_counter() - began
+            self.spent[here] = self.spent.get(here, 0.0) + time.perf_counter() - began
             return found
 
-        return wrapper
+        return timed
 
-    def waiting(self: Any, *args: Any) -> Any:
-        return jax.block_until_ready(run(self, *args))
 
-    run = timed(
-        lambda crew, *_: f"{crew.program.fragment}: calls of XLA programs", CompiledCrew.run
-    )
-    CompiledCrew.run = timed(
-        lambda crew, *_: f"{crew.program.fragment}: programs, calls included", waiting
-    )
+def watched() -> Clock:
+    """A clock on everything that workers call, from now on."""
+    from shoal.runtime.crew import CompiledCrew
+    from shoal.runtime.worker import Worker
+
+    clock = Clock({})
+    run = clock.on(CompiledCrew.run, lambda crew, *_: f"{crew.program.fragment}: calls of programs")
+
+    def to_the_end(crew: CompiledCrew, *args: Any) -> Any:
+        return jax.block_until_ready(run(crew, *args))
+
+    CompiledCrew.run = clock.on(to_the_end, lambda crew, *_: f"{crew.program.fragment}: programs")
     for method, label in {
         "_call": "actor: environments",
         "_by_hand": "actor: slices and stacks",
         "_take": "channels: take",
         "_put": "channels: put",
     }.items():
-        setattr(Worker, method, timed(lambda *_, label=label: label, getattr(Worker, method)))
-    family = next(iter(families(TASKS[name])))
-    marks: list[dict[str, float]] = []
-    graph = shoal.trace(
-        TASKS[name].algorithm, make(f"{family}:{TASKS[name].envs[family]}"), envs=ENVS
-    )
-    times: list[float] = []
+        setattr(Worker, method, clock.on(getattr(Worker, method), lambda *_, label=label: label))
+    return clock
+
+
+def split(name: str, ticks: int) -> Table:
+    """Where the time of coarse(1) goes, by what its workers, which take turns, call."""
+    task, clock = TASKS[name], watched()
+    family = next(iter(families(task)))
+    graph = shoal.trace(task.algorithm, make(f"{family}:{task.envs[family]}"), envs=ENVS)
+    plan = shoal.plan(graph, POLICIES["coarse(1)"]())
+    seen: list[tuple[float, dict[str, float]]] = []
 
     def watch(*_: Any) -> None:
-        times.append(time.perf_counter())
-        marks.append(dict(spent))
+        seen.append((time.perf_counter(), dict(clock.spent)))
 
-    shoal.run(
-        shoal.plan(graph, POLICIES["coarse(1)"]()), "threads", ticks=WARM + ticks, watch=watch
-    )
-    whole = 1e3 * (times[-1] - times[WARM - 1]) / ticks
+    shoal.run(plan, "threads", ticks=WARM + ticks, watch=watch)
+    (began, before), (ended, after) = seen[WARM - 1], seen[-1]
+    whole = 1e3 * (ended - began) / ticks
     table = Table("part", "ms a tick", "share", title=f"{name}, {family}, coarse(1), threads")
-    for label, seconds in sorted(marks[-1].items(), key=lambda item: -item[1]):
-        mine = 1e3 * (seconds - marks[WARM - 1].get(label, 0.0)) / ticks
+    for label, seconds in sorted(after.items(), key=lambda item: -item[1]):
+        mine = 1e3 * (seconds - before.get(label, 0.0)) / ticks
         table.add_row(label, f"{mine:.1f}", f"{mine / whole:.0%}")
     table.add_row("all", f"{whole:.1f}", "")
     return table
