@@ -277,7 +277,7 @@ def main() -> None:
         if said.only in (None, name):
             ticks = said.ticks or task.ticks
             table = split(name, ticks) if said.profile else show(name, compare(name, ticks))
-            Console().print(table)
+            Console(width=110).print(table)
 
 
 if __name__ == "__main__":
