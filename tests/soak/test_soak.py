@@ -209,3 +209,25 @@ def test_workers_that_are_loading_when_their_driver_is_killed_end(tmp_path):
         assert run.workers()
         gone = wait(lambda: not run.processes(), PATIENCE)
         assert gone, f"after {PATIENCE} s there are still {run.processes()}\n{run.said()}"
+
+
+def test_workers_end_if_another_cannot_be_started(monkeypatch):
+    import shoal
+    from shoal.algorithms import PPO
+    from shoal.runtime import processes
+
+    spawn, children = processes.spawn, []
+
+    def spawn_one(*args):
+        if children:
+            raise OSError("no more processes")
+        children.append(spawn(*args))
+        return children[0]
+
+    monkeypatch.setattr(processes, "spawn", spawn_one)
+    algorithm = PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
+    graph = shoal.trace(algorithm, shoal.envs.make("CartPole-v1"), envs=4)
+    plan = shoal.plan(graph, shoal.single_learner_coarse(2))
+    with pytest.raises(OSError, match="no more processes"):
+        shoal.run(plan, "processes", ticks=3)
+    assert children[0].process.poll() is not None

@@ -79,8 +79,12 @@ class Processes:
         orders = Hiring(self._plan, self._programs, self._print).orders(
             self._rings, self._layout, self._memory.size
         )
-        for one in orders:
-            self._children.append(spawn(one, self._memory, self._environment(one)))
+        try:
+            for one in orders:
+                self._children.append(spawn(one, self._memory, self._environment(one)))
+        except BaseException:
+            self.close()  # those that have started would wait for the others for ever
+            raise
 
     def _environment(self, orders: Orders) -> dict[str, str]:
         places = [self._plan.places[f][w % len(self._plan.places[f])] for f, w in orders.seats]
