@@ -119,7 +119,8 @@ class Job:
 
 def find_preset(algorithm: str, env: Any) -> Preset | None:
     """Settings known to learn, if there are any for this pair of names."""
-    name = env.rpartition(":")[2] if isinstance(env, str) else ""
+    full = env if isinstance(env, str) else str(getattr(env, "name", ""))
+    name = full.rpartition(":")[2]
     return PRESETS.get(algorithm, {}).get(name)
 
 

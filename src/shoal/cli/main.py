@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from shoal import __version__
 from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
@@ -32,6 +33,7 @@ Json = dict[str, Any]
 EXAMPLES = """examples:
   shoal train ppo CartPole-v1
   shoal train ppo CartPole-v1 --distribute single-learner-coarse --actors 2 --lag 1
+  shoal train ppo gymnasium:LunarLander-v3 --distribute impala --actors 2 --backend processes
   shoal train my_file.py:MyAlgorithm CartPole-v1 --set learning_rate=1e-3
   shoal plan ppo CartPole-v1 --distribute central --workers 4 --out plan.html
   shoal verify ppo CartPole-v1 --distribute decoupled --env-replicas 2
@@ -68,10 +70,11 @@ def make_parser() -> argparse.ArgumentParser:
     """Every command and option."""
     parser = argparse.ArgumentParser(
         prog="shoal",
-        description="Write a training loop once; run it fused, on threads or in pieces.",
+        description="Write a training loop once; run it fused, on threads or on processes.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     told = {
         "train": (_train, "train an algorithm on an environment"),

@@ -9,11 +9,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS
 from shoal.errors import SettingError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
 from shoal.training import find_preset
+
+MEANS = {
+    "devices": "devices to spread the program over",
+    "actors": "replicas that step environments and act",
+    "lag": "ticks that parameters are behind; served, at most",
+    "envs": "replicas that step environments",
+    "ring": "groups of environments each replica keeps in flight; inference is then served",
+    "workers": "replicas that step environments, or compute gradients",
+    "take": "rollouts that the learner takes a tick, the first to come",
+    "max_lag": "ticks that parameters of a rollout may be behind when it is used",
+    "learners": "replicas that learn, and agree on gradients",
+    "inference": "replicas that act",
+    "actor_devices": "devices that act",
+    "learner_devices": "devices that learn",
+}
 
 
 def option_of(parameter: str) -> str:
@@ -37,6 +53,13 @@ def add_loop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", help="an environment, such as CartPole-v1, or file.py:make_env")
     parser.add_argument("--envs", type=int, help="how many environments")
     parser.add_argument(
+        "--env-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the environment",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -57,7 +80,7 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
             dest=f"policy_{parameter}",
             type=int,
             metavar="N",
-            help=f"of {', '.join(name.replace('_', '-') for name in makers)}",
+            help=f"{MEANS[parameter]} ({', '.join(name.replace('_', '-') for name in makers)})",
         )
 
 
@@ -66,6 +89,8 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     algorithm, env = options.algorithm, options.env
     if ".py:" in env:
         env = _made(load(env))
+    elif options.env_set:
+        env = environments.make(env, **dict(_setting(text) for text in options.env_set))
     settings = dict(_setting(text) for text in options.set)
     if ".py:" in algorithm:
         return with_settings(_made(load(algorithm)), settings), env
@@ -73,7 +98,7 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
         return algorithm, env
     if algorithm not in ALGORITHMS:
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
-    preset = find_preset(algorithm, env)
+    preset = find_preset(algorithm, options.env)
     if preset and options.envs is None:
         options.envs = preset.envs
     if preset and getattr(options, "ticks", 0) is None:

@@ -33,6 +33,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     if short not in known and ":" not in short:
         elsewhere = [] if colon else _elsewhere(short)
         raise UnknownNameError("environment", short, [*elsewhere, *_near(short, known)])
+    if ":" in short:
+        _check_module(short.partition(":")[0])
     given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
     return environment(f"{family}:{short}", getattr(module, simulator)(short, given))
 
@@ -53,6 +55,17 @@ def _elsewhere(name: str) -> list[str]:
             if name in _load(family).names():
                 return [f"{family}:{name}"]
     return []
+
+
+def _check_module(name: str) -> None:
+    """A name such as "my_worlds:World-v0" imports the module before the colon."""
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            f"there is no module `{name}` to import environments from: {error}",
+            "Install it, or run from the folder that has it.",
+        ) from error
 
 
 def _near(name: str, known: list[str]) -> list[str]:

@@ -136,6 +136,9 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
         value = values[name]
         copies = 1 if value.axis is not None else distribution.ends(reader)
         total += (value.nbytes * copies + 64) * sites.times.get(name, 1)
+        # Who takes the first to come can hand them nothing in the middle of a tick.
+        if (reader, writer) in _first_to_come(distribution) and name not in sites.graph.inputs:
+            total += _FORBIDDEN
         differs = value.part and distribution.ends(writer) > 1
         if differs and not _stays(sites, name, writer, homes):
             total += _FORBIDDEN
@@ -152,6 +155,11 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
             if distribution.ends(home) > 1 and not may_replicate(sites, node, home, homes):
                 total += _FORBIDDEN
     return total
+
+
+def _first_to_come(distribution: DistributionPolicy) -> set[tuple[str, str]]:
+    """Pairs of a writer that turns freely and a reader that takes the first to come."""
+    return {(w.writer, w.reader) for w in distribution.wires if takes_some(w.flow)}
 
 
 def _kept_rows(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> list[str]:

@@ -170,7 +170,9 @@ class CompiledCrew:
             self._warming.add((id(segment), wanted))
             ins, _ = self._axes[id(segment)]
             columns = [self._column(x, axis, wanted) for x, axis in zip(args, ins, strict=True)]
-            threading.Thread(target=self._warm_up, args=(segment, wanted, columns)).start()
+            work = (segment, wanted, columns)
+            # Python must not leave while XLA compiles.
+            threading.Thread(target=self._warm_up, args=work, daemon=False).start()
         return largest
 
     def _warm_up(self, segment: Segment, size: int, columns: list[Any]) -> None:

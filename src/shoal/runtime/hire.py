@@ -102,7 +102,9 @@ def share_cores(
     """
     cores = sorted(os.sched_getaffinity(0))
     alike = [held for held in seats if plan.workers(held[0][0]) > 1]
-    found = {held: (cores[i % len(cores)],) for i, held in enumerate(alike)}
+    found: dict[tuple[Seat, ...], tuple[int, ...]] = {
+        held: (cores[i % len(cores)],) for i, held in enumerate(alike)
+    }
     rest = cores[len(alike) :] if len(cores) > len(alike) else cores
     for held in seats:
         kinds = {plan.places[fragment][0].device.kind for fragment, _ in held}

@@ -36,6 +36,11 @@ def edges(plan: Plan) -> list[str]:
 def check_reader(plan: Plan, edge: str) -> str:
     """The fragment that reads an edge, given as `writer>reader`, if it can be run alone."""
     plain = edge.replace(" ", "")
+    if not edges(plan):
+        raise SettingError(
+            f"nothing crosses between fragments in {plan.distribution.name}",
+            "Name a distribution policy that cuts the loop, such as single-learner-coarse.",
+        )
     if plain not in edges(plan):
         raise UnknownNameError("edge", plain, edges(plan))
     reader = plain.partition(">")[2]

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.errors import SettingError
 from shoal.graph.ir import Graph
 from shoal.graph.show import table
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policies import fused
-from shoal.planning.policy import lag_of
+from shoal.planning.policy import Latest, lag_of
 from shoal.runtime.reference import run_reference
 from shoal.runtime.run import run
 
@@ -55,6 +56,12 @@ class Verification:
 
 def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> Verification:
     """Compare `plan` with the fused program, delayed as the plan's lags say, from one state."""
+    if plan.free or any(isinstance(c.flow, Latest) and c.flow.max_lag != 0 for c in plan.channels):
+        raise SettingError(
+            f"what {plan.distribution.name} computes depends on who comes first, "
+            "so there are no numbers to compare it with",
+            "Verify it with a lag of 0, or a distribution policy whose flows are in lockstep.",
+        )
     graph = plan.graph
     start = graph.origin.start(0, graph.envs) if state is None else state
     got = run(plan, backend, ticks=ticks, state=start).values

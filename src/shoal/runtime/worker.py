@@ -145,7 +145,7 @@ class Worker:
         self.tick = 0
         self.broken = False
         self.kept: deque[Kept] = deque(maxlen=KEPT)
-        self._lags: list[int] = []
+        self._lags: dict[int, int] = {}  # by source, the largest of a tick
         self._sent: dict[str, deque[Message]] = {}
         self._version = NEVER
         self._crew, self._channels, self._desk = crew, channels, desk
@@ -180,7 +180,7 @@ class Worker:
             self._lags.clear()
             yield from self._run(program.operations)
             shown = {m: self._env[v] for m, v in program.metrics}
-            self._desk.show(self.tick, self.replica, shown, tuple(self._lags))
+            self._desk.show(self.tick, self.replica, shown, tuple(self._lags.values()))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
@@ -216,7 +216,10 @@ class Worker:
         self._env.update(taken.message)
         if taken.versions:
             self._version = min(self._version, *taken.versions)
-            self._lags += [self.tick - v for v in taken.versions if v < NEVER]
+            for source, version in enumerate(taken.versions):
+                if version < NEVER:
+                    lag = self.tick - version
+                    self._lags[source] = max(lag, self._lags.get(source, lag))
 
     def _put(self, channel: str, values: tuple[str, ...]) -> None:
         message = {v: self._env[v] for v in values}
@@ -257,18 +260,21 @@ class Worker:
             task.run(self._env)
         except RowError as error:
             row = self.replica[1] * self._crew.rows + error.row
-            raise self._stage_failed(task, error.cause or error, f", environment {row},") from error
+            told = f"{type(error.cause).__name__}: {error.cause}" if error.cause else error.what
+            place = user_place(error.cause) if error.cause else ""
+            raise self._failed(task, f", environment {row},", told, place) from error
         except ShoalError:
             raise
         except Exception as error:
-            raise self._stage_failed(task, error, "") from error
+            told = f"{type(error).__name__}: {error}"
+            raise self._failed(task, "", told, user_place(error)) from error
 
-    def _stage_failed(self, task: Task, error: BaseException, which: str) -> RunError:
+    def _failed(self, task: Task, which: str, told: str, place: str) -> RunError:
         fragment, end = self.replica
         return RunError(
             f"host stage `{task.stage}` failed in {fragment}[{end}]{which} at tick {self.tick}: "
-            f"{type(error).__name__}: {error}",
+            f"{told}",
             "It is Python outside Shoal that stopped: mend it there, "
             'or step through it with backend="inline".',
-            user_place(error) or task.source,
+            place or task.source,
         )
