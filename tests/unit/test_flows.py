@@ -1,0 +1,149 @@
+"""Flows: what they refuse, how they print, and that every preset can be cut by every policy."""
+
+import jax.numpy as jnp
+import pytest
+
+import shoal
+from laws.cases import FOUR, ONE, graph_of
+from shoal.algorithms import PRESETS
+from shoal.planning.policies import POLICIES
+from shoal.runtime.verify import difference, verify_plan
+
+pytest.importorskip("gymnax")
+
+
+def asynchronous(take=1, max_lag=3, ends=4, learners=1, back=None):
+    return shoal.DistributionPolicy(
+        "mine",
+        (
+            shoal.Fragment("actor", (shoal.PER_ENV,), ends),
+            shoal.Fragment("learner", (shoal.PER_BATCH,), learners),
+        ),
+        (
+            shoal.Wire("learner", "actor", back or shoal.Latest(max_lag)),
+            shoal.Wire("actor", "learner", shoal.Queue(2, take)),
+        ),
+    )
+
+
+def planned(policy, loop="ppo"):
+    return shoal.plan(graph_of(loop), policy, ONE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (asynchronous(take=5), "is to take 5 of 4 replicas"),
+        (asynchronous(max_lag=2), "only 3 of 4 replicas of `actor` could work"),
+        (asynchronous(learners=2), "its own replicas would each take others"),
+        (asynchronous(back=shoal.Lockstep()), "also goes in lockstep with them"),
+    ],
+    ids=["too many", "too little lag", "two learners", "lockstep"],
+)
+def test_a_queue_that_could_not_work_is_refused(policy, told):
+    with pytest.raises(shoal.ShoalError, match=told) as caught:
+        planned(policy)
+    assert caught.value.fix
+
+
+class Tally:
+    """A learner that keeps a count for every environment."""
+
+    def init(self, key, env, envs):
+        return jnp.zeros(envs), jnp.zeros(envs)
+
+    def tick(self, env, state):
+        seen = self.live(state[0])
+        return (seen, self.count(state[1], seen)), {}
+
+    @shoal.stage(per="env")
+    def live(self, x):
+        return x + 1
+
+    @shoal.stage
+    def count(self, kept, seen):
+        return kept + seen
+
+
+def test_who_takes_the_first_to_come_may_carry_no_rows():
+    graph = shoal.trace(Tally(), envs=8)
+    with pytest.raises(shoal.ShoalError, match="has a row for every environment"):
+        shoal.plan(graph, asynchronous(), ONE)
+
+
+def test_a_server_serves_stages_of_one_environment_only():
+    with pytest.raises(shoal.ShoalError):
+        planned(
+            shoal.DistributionPolicy(
+                "mine",
+                (
+                    shoal.Fragment("env", ("env",), 2, ring=2),
+                    shoal.Fragment("rest", (shoal.THE_REST,)),
+                ),
+                (shoal.Wire("env", "rest", shoal.Serve()),),
+            )
+        )
+
+
+NONSENSE = {
+    "ahead": lambda: shoal.Latest(-1),
+    "no room": lambda: shoal.Queue(0),
+    "takes none": lambda: shoal.Queue(2, 0),
+    "serves none": lambda: shoal.Serve(0),
+    "waits back": lambda: shoal.Serve(max_wait=-1.0),
+    "no ring": lambda: shoal.Fragment("a", ("env",), ring=0),
+    "beside none": lambda: shoal.DistributionPolicy(
+        "p", (shoal.Fragment("a", ("*",), beside="b"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_settings_that_mean_nothing_are_refused(what):
+    with pytest.raises(shoal.ShoalError):
+        NONSENSE[what]()
+
+
+def test_flows_print_as_they_are_meant():
+    assert str(shoal.Latest(2)) == "latest, lag <= 2"
+    assert str(shoal.Latest(None)) == "latest"
+    assert str(shoal.Queue(4, 2)) == "queue of 4, takes the first 2"
+    assert str(shoal.Serve(8, 0.001)) == "serve up to 8, wait 1 ms"
+
+
+@pytest.mark.parametrize("name", [n for n, p in PRESETS["ppo"].items() if p.family == "gymnax"])
+def test_every_preset_can_be_cut_by_every_policy(name):
+    preset = PRESETS["ppo"][name]
+    graph = shoal.trace(preset.algorithm, shoal.envs.make(name), envs=preset.envs)
+    for make in POLICIES.values():
+        assert shoal.plan(graph, make(), FOUR).channels or make in (
+            shoal.fused,
+            shoal.multi_learner,
+        )
+
+
+def test_what_depends_on_timing_is_not_verified():
+    with pytest.raises(shoal.ShoalError, match="depends on who comes first"):
+        verify_plan(planned(asynchronous()), "inline", ticks=1)
+
+
+def test_the_newest_with_no_lag_at_all_gives_the_fused_numbers():
+    wires = (shoal.Wire("learner", "actor", shoal.Latest(0)),)
+    plan = planned(
+        shoal.DistributionPolicy("mine", shoal.single_learner_coarse(2).fragments, wires), "chase"
+    )
+    assert verify_plan(plan, "threads", ticks=3).largest < 1e-5
+
+
+def test_a_program_over_devices_leaves_no_trace_on_later_ones():
+    """Replicas are traced before their program is, whatever devices another program spans."""
+    algorithm, env = graph_of("chase").origin.algorithm, None
+    graph = shoal.trace(algorithm, env, envs=8)
+    state = graph.origin.start(0, 8)
+    over = shoal.run(shoal.plan(graph, shoal.fused(4), FOUR), ticks=2, state=state).values
+    alone = shoal.run(shoal.plan(graph, shoal.multi_learner(4), ONE), ticks=2, state=state).values
+    cut = shoal.plan(graph, shoal.single_learner_coarse(4), ONE)
+    apart = shoal.run(cut, "inline", ticks=2, state=state).values
+    for name in over:
+        assert difference(over[name], alone[name]) < 1e-5
+        assert difference(over[name], apart[name]) < 1e-5
