@@ -87,8 +87,8 @@ def new_folder(root: Path, name: str, title: str) -> Path:
 def recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
     """Leave a valid folder whatever happens: why the run failed, and the last good state."""
     RUNNING[folder] = summary
-    write_json(folder / "summary.json", summary)
     try:
+        write_json(folder / "summary.json", summary)
         yield
     except KeyboardInterrupt:
         summary.update(status="interrupted")

@@ -39,7 +39,7 @@ def check_reader(plan: Plan, edge: str) -> str:
     if not edges(plan):
         raise SettingError(
             f"nothing crosses between fragments in {plan.distribution.name}",
-            "Name a distribution policy that cuts the loop, such as single-learner-coarse.",
+            "Name a distribution policy that cuts the loop.",
         )
     if plain not in edges(plan):
         raise UnknownNameError("edge", plain, edges(plan))
