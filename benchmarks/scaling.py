@@ -20,9 +20,10 @@ from worlds import Busy
 
 EACH = 4  # environments of a worker
 POLICIES: dict[str, Callable[[int], shoal.DistributionPolicy]] = {
-    "single_learner_coarse": lambda n: shoal.single_learner_coarse(n),
-    "impala": lambda n: shoal.impala(n),
-    "decoupled, served": lambda n: shoal.decoupled(n, 1, 1, lag=1, ring=2),
+    "single_learner_coarse": shoal.single_learner_coarse,
+    "impala": shoal.impala,
+    "decoupled, one server": lambda n: shoal.decoupled(n, 1, 1, lag=1, ring=2),
+    "decoupled, two servers": lambda n: shoal.decoupled(n, 2, 1, lag=1, ring=2),
 }
 
 
