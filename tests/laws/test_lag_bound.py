@@ -1,8 +1,11 @@
 """However slow anyone is, nothing is used later than its bound, and nobody waits for ever."""
 
+import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shoal
 from shoal.planning.policy import Queue
 from shoal.runtime.fire import Gate, Ledger, choose
 
@@ -52,3 +55,45 @@ def test_turns_are_used_within_their_bound_in_any_order_of_events(ends, take, bo
                 assert number == ledger.used[end], "out of order"
                 ledger.used[end] += 1
             tick += 1
+
+
+class Late:
+    """A loop whose learner numbers its versions; what acts says which one it acted with."""
+
+    def init(self, key, env, envs):
+        return {"version": jnp.int32(0), "x": jnp.zeros(envs)}
+
+    def tick(self, env, state):
+        x, made_with = self.act(state["x"], version=state["version"])
+        version, late = self.learn(state["version"], made_with)
+        return {"version": version, "x": x}, {"late": late}
+
+    @shoal.stage(per="env")
+    def act(self, x, *, version):
+        return x + 1.0, version
+
+    @shoal.stage
+    def learn(self, version, made_with):
+        return version + 1, jnp.max(version - made_with)
+
+
+@pytest.mark.parametrize("backend", ["inline", "threads"])
+@pytest.mark.parametrize(
+    ("policy", "bound"),
+    [
+        (shoal.single_learner_coarse(2), 0),
+        (shoal.single_learner_coarse(2, lag=2), 2),
+        (shoal.impala(4, 2, 3), 3),
+    ],
+    ids=["lockstep", "lag 2", "impala"],
+)
+def test_the_learner_sees_its_lag_as_a_value_and_it_is_the_one_measured(policy, bound, backend):
+    plan = shoal.plan(shoal.trace(Late(), envs=8), policy)
+    seen = []
+    shoal.run(plan, backend, ticks=12, watch=lambda _, metrics: seen.append(metrics))
+    assert max(int(m["late"]) for m in seen) <= bound
+    for metrics in seen:
+        if "lag" in metrics:
+            assert int(metrics["late"]) == max(metrics["lag"])
+    if policy.name == "single_learner_coarse":
+        assert [int(m["late"]) for m in seen] == [min(t, bound) for t in range(12)]

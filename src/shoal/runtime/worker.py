@@ -165,8 +165,8 @@ class Worker:
     def prime(self, channel: str, lag: int, values: tuple[str, ...]) -> None:
         """Send what a lagged reader sees before the first tick: what this end starts from."""
         self._sent[channel] = deque(maxlen=lag)
-        for age in range(lag):
-            self._version = age - lag
+        self._version = 0
+        for _ in range(lag):
             self._put(channel, values)
 
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
