@@ -35,8 +35,8 @@ def _without_jax() -> Iterator[None]:
 
 
 with _without_jax():
-    import envpool
-    from envpool.registration import registry
+    import envpool  # pyright: ignore[reportMissingImports]  developing needs no EnvPool
+    from envpool.registration import registry  # pyright: ignore[reportMissingImports]
 
 
 def names() -> list[str]:
