@@ -46,6 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
     named = [word.partition("=") for word in parser.parse_args().runs]
+    if len({name for name, _, _ in named}) < len(named):
+        parser.error("give each run a name of its own")
     print(table({name: read(Path(folder)) for name, _, folder in named}))
 
 
