@@ -1,5 +1,7 @@
 """Flows: what they refuse, how they print, and that every preset can be cut by every policy."""
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 import pytest
 
@@ -147,3 +149,27 @@ def test_a_program_over_devices_leaves_no_trace_on_later_ones():
     for name in over:
         assert difference(over[name], alone[name]) < 1e-5
         assert difference(over[name], apart[name]) < 1e-5
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A loop whose stage returns as many values as it is set to."""
+
+    count: int
+
+    def init(self, key, env, envs):
+        return {name: jnp.zeros(envs) for name in "abc"[: self.count]}
+
+    def tick(self, env, state):
+        return self.live(state), {}
+
+    @shoal.stage(per="env")
+    def live(self, rows):
+        return {name: x + 1 for name, x in rows.items()}
+
+
+def test_a_loop_is_named_alike_whatever_else_was_traced_between():
+    names = [str(shoal.trace(Wide(2), envs=envs)) for envs in (4, 8)]
+    shoal.trace(Wide(3), envs=4)
+    again = str(shoal.trace(Wide(2), envs=8))  # 8 is remembered, 16 is new since then
+    assert again == names[1]

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 SOON = 1.5  # seconds
@@ -24,10 +25,18 @@ def entry() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise as usual; what is loading or tracing may lose the exception, so leave soon."""
-    last = threading.Timer(SOON, _leave)
-    last.daemon = True
-    last.start()
+    _later(SOON, _leave)
+    # What is raised while JAX collects garbage is printed and lost: come again a moment later.
+    if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
+        _later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+        return
     raise KeyboardInterrupt
+
+
+def _later(seconds: float, work: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
 
 
 def _leave() -> None:

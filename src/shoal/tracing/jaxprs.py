@@ -326,7 +326,7 @@ def output_labels(equation: Any) -> list[str]:
     count = len(equation.outvars)
     numbered = [f".{i}" for i in range(count)]
     if equation_mark(equation):
-        names = output_names(equation.params["name"])
+        names = output_names(equation.params["name"], count)
         return [f".{n}" if n else "" for n in names] if len(names) == count else numbered
     if equation.primitive.name == "scan":
         jaxpr, _ = opened(equation.params["jaxpr"])

@@ -33,7 +33,7 @@ class Mark:
 
 
 _MARKS: list[Mark] = []
-_OUTPUTS: dict[str, tuple[str, ...]] = {}
+_OUTPUTS: dict[tuple[str, int], tuple[str, ...]] = {}
 _per_env: ContextVar[str] = ContextVar("per_env", default="")
 # A stage's name and number; in a traced call, then how many leaves are rows and how many shared.
 _LABEL = re.compile(r"^(?P<stage>.+@(?P<index>\d+))(:(?P<rows>\d+):(?P<shared>\d+))?$")
@@ -45,10 +45,10 @@ def mark_of(label: str) -> Mark | None:
     return _MARKS[int(found["index"])] if found and int(found["index"]) < len(_MARKS) else None
 
 
-def output_names(label: str) -> tuple[str, ...]:
-    """The names of the leaves that the stage behind `label` returned when last traced."""
+def output_names(label: str, count: int) -> tuple[str, ...]:
+    """The names of the `count` leaves that the stage behind `label` returned when last traced."""
     found = _LABEL.match(label)
-    return _OUTPUTS.get(found["stage"], ()) if found else ()
+    return _OUTPUTS.get((found["stage"], count), ()) if found else ()
 
 
 def are_rows(label: str, args: int) -> list[bool]:
@@ -174,7 +174,7 @@ class Stage:
         def named(*args: Any, **shared: Any) -> Any:
             out = function(*args, **shared)
             paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-            _OUTPUTS[label] = tuple(path_name(path) for path in paths)
+            _OUTPUTS[label, len(paths)] = tuple(path_name(path) for path in paths)
             return out
 
         # Gathered shapes depend on the number of replicas, which JAX's own trace cache can't see.
