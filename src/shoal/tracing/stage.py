@@ -216,7 +216,10 @@ def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _bind(unbound: Stage, instance: object) -> Stage:
-    return Stage(functools.partial(unbound._function, instance), unbound._label)
+    # A label of its own: what another instance returns may have other names.
+    mark = mark_of(unbound._label)
+    assert mark is not None
+    return Stage(functools.partial(unbound._function, instance), label_of(mark))
 
 
 def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
