@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import pickle
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -123,15 +122,3 @@ class RowError(Exception):
     def __str__(self) -> str:
         why = f": {type(self.cause).__name__}: {self.cause}" if self.cause else ""
         return f"environment {self.row} {self.what}{why}"
-
-    def __reduce__(self) -> tuple[type, tuple[int, str, Exception | None]]:
-        return RowError, (self.row, self.what, _sendable(self.cause))
-
-
-def _sendable(cause: Exception | None) -> Exception | None:
-    """`cause` if another process can build it again, else an error that says the same."""
-    try:
-        pickle.loads(pickle.dumps(cause))
-    except Exception:
-        return RuntimeError(f"{type(cause).__name__}: {cause}")
-    return cause

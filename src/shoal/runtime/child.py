@@ -34,8 +34,8 @@ def main() -> None:
     check_parent = watch_parent(driver)
     check_parent()  # it may have died while this process was loading
     with os.fdopen(orders_fd, "rb") as pipe:
-        sys.path[:] = pickle.load(pipe)
-        orders = pickle.load(pipe)
+        sys.path[:] = json.loads(pipe.readline())
+        orders = pickle.load(pipe)  # from the process that started this one, and nobody else
     report = os.fdopen(report_fd, "w", buffering=1)
     if orders.cores:
         os.sched_setaffinity(0, orders.cores)

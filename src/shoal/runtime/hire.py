@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
 import cloudpickle
@@ -45,7 +44,7 @@ class Hiring:
                 if lag_of(c.flow)
             ),
             "serve": {f: found[1] for f, found in served.items() if found},
-            "print": self._print, "path": tuple(sys.path),
+            "print": self._print,
         }  # fmt: skip
         seats, groups = self._seats(), self._groups()
         cores = share_cores(seats, plan)

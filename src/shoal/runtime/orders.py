@@ -40,7 +40,6 @@ class Orders:
     crews: Mapping[str, PlainCrew]
     loop: bytes
     print: str  # what the plan must look like when it is drawn again
-    path: tuple[str, ...]
     cores: tuple[int, ...]
     spin: float
     group: Group | None = None

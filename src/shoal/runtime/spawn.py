@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -70,7 +70,7 @@ def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
 def _send(fd: int, orders: Orders) -> None:
     # How a child died that no longer reads is told by its end.
     with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
-        pickle.dump(list(orders.path), pipe)
+        pipe.write(json.dumps(sys.path).encode() + b"\n")
         cloudpickle.dump(orders, pipe)
 
 
