@@ -1,0 +1,65 @@
+"""PPO's settings known to learn, by environment."""
+
+from typing import Any
+
+from shoal.algorithms.ppo import PPO
+from shoal.algorithms.presets.preset import Preset
+
+
+def _ppo(target: float, **settings: Any) -> Preset:
+    """Sixteen environments for 150 ticks of 128 steps, the learning rate falling all the while."""
+    ticks = 150
+    fast = {"minibatches": 8, "learning_rate": 1e-3, "total_ticks": ticks}
+    return Preset(PPO(**fast | settings), envs=16, ticks=ticks, target=target)
+
+
+_CONTINUOUS = {
+    "epochs": 10,
+    "entropy_weight": 0.0,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+}
+
+
+def _pong(family: str) -> Preset:
+    """Schulman et al. (2017) as CleanRL has it, for four million steps of four frames."""
+    ticks = 4000
+    algorithm = PPO(clip=0.1, value_clip=0.1, total_ticks=ticks)
+    return Preset(algorithm, envs=8, ticks=ticks, target=18, family=family)
+
+
+PPO_PRESETS = {
+    "CartPole-v1": _ppo(475, normalise_rewards=True),
+    "Acrobot-v1": _ppo(-100, normalise_observations=True),
+    "Pendulum-v1": _ppo(-250, discount=0.95, **_CONTINUOUS),
+    # Slower and with a bonus for entropy, or some seeds learn to stand still: it costs nothing.
+    "MountainCarContinuous-v0": _ppo(
+        90,
+        **_CONTINUOUS | {"learning_rate": 3e-4, "discount": 0.999, "entropy_weight": 0.01},
+    ),
+    # A million steps each.
+    "LunarLander-v3": Preset(
+        PPO(
+            steps=512,
+            minibatches=64,
+            learning_rate=5e-4,
+            total_ticks=122,
+            discount=0.999,
+            gae_lambda=0.98,
+            normalise_rewards=True,
+        ),
+        envs=16,
+        ticks=122,
+        target=200,
+        family="gymnasium",
+    ),
+    "HalfCheetah-v5": Preset(
+        PPO(steps=256, minibatches=32, learning_rate=3e-4, total_ticks=488, **_CONTINUOUS),
+        envs=8,
+        ticks=488,
+        target=1500,
+        family="gymnasium",
+    ),
+    "ALE/Pong-v5": _pong("gymnasium"),
+    "Pong-v5": _pong("envpool"),
+}
