@@ -133,6 +133,7 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         preset = find_preset(algorithm, env)
         algorithm = preset.algorithm if preset else ALGORITHMS[algorithm]()
     made = environments.make(env) if isinstance(env, str) else env
+    check_actions(algorithm, made)
     said = {name: how[name] for name in ("envs", "ticks") if how.get(name) is not None}
     for name, count in said.items():
         if count < 1:
@@ -142,6 +143,28 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         # The preset's schedule is meant to end with the run, however long that is.
         algorithm = replace(algorithm, total_ticks=ticks)
     return Job(algorithm, made, said.get("envs", preset.envs if preset else 16), ticks)
+
+
+def check_actions(algorithm: Any, env: Any) -> None:
+    """Refuse an algorithm that can't act in this environment, and name those that can.
+
+    An algorithm that doesn't say where it can act is taken at its word when it is traced.
+    """
+    space = getattr(env, "action_space", None)
+    spaces = list(space.values()) if isinstance(space, Mapping) else [space]
+    known: tuple[type, ...] | None = getattr(algorithm, "actions", None)
+    if known is None or space is None or all(isinstance(s, known) for s in spaces):
+        return
+    title, name = type(algorithm).__name__, getattr(env, "name", type(env).__name__)
+    others = [
+        n for n, kind in ALGORITHMS.items() if all(isinstance(s, kind.actions) for s in spaces)
+    ]
+    able = " or ".join(s.__name__ for s in known)
+    raise SettingError(
+        f"{title} can't act in {name}: its actions are {' and '.join(map(str, spaces))}, "
+        f"and {title} acts in {able} only",
+        f"Algorithms that can: {', '.join(others)}." if others else "No algorithm here can.",
+    )
 
 
 def default_distribution(env: Any) -> DistributionPolicy:

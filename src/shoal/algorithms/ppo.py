@@ -1,22 +1,15 @@
 """Proximal policy optimisation (Schulman et al., 2017), for discrete and continuous actions."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import (
-    Environment,
-    EnvState,
-    HostEnvironment,
-    HostState,
-    Step,
-    episode_totals,
-    key_rows,
-)
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import ACTIONS
 from shoal.errors import SettingError
 from shoal.rl import losses
 from shoal.rl.actor_critic import ActorCritic, chances, chances_and_value, init_actor_critic, value
@@ -77,6 +70,9 @@ class Batch(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PPO:
     """A tick collects `steps` of every environment, then passes over them `epochs` times."""
+
+    paper: ClassVar[str] = "Schulman et al., 2017"
+    actions: ClassVar[tuple[type, ...]] = ACTIONS
 
     steps: int = 128
     epochs: int = 4
@@ -245,5 +241,5 @@ class PPO:
         return optax.flatten(optax.chain(clip, optax.adam(rate, eps=1e-5)))
 
 
-def _ends(seen: Rollout | Step) -> jax.Array:
+def _ends(seen: Any) -> jax.Array:
     return seen.terminated | seen.truncated

@@ -1,4 +1,4 @@
-"""The `shoal` command: train, graph, plan, verify, record, replay."""
+"""The `shoal` command: train, graph, plan, verify, record, replay, algorithms."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal import __version__
+from shoal.cli.catalogue import catalogue, settings
 from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
@@ -31,6 +32,7 @@ from shoal.training import (
 
 Json = dict[str, Any]
 EXAMPLES = """examples:
+  shoal algorithms
   shoal train ppo CartPole-v1
   shoal train ppo CartPole-v1 --distribute single-learner-coarse --actors 2 --lag 1
   shoal train ppo gymnasium:LunarLander-v3 --distribute impala --actors 2 --backend processes
@@ -109,6 +111,10 @@ def make_parser() -> argparse.ArgumentParser:
     again.set_defaults(command=_replay)
     again.add_argument("file", type=Path, help="made by shoal record")
     again.add_argument("--debug", action="store_true", help="show full tracebacks")
+    there = commands.add_parser("algorithms", help="list the algorithms, or the settings of one")
+    there.set_defaults(command=_algorithms)
+    there.add_argument("name", nargs="?", help="one of them; without it, all are listed")
+    there.add_argument("--debug", action="store_true", help="show full tracebacks")
     return parser
 
 
@@ -170,6 +176,11 @@ def _replay(options: argparse.Namespace) -> int:
     for tick, metrics in replay(drawn, options.file):
         shown = (f"{name} {value:g}" for name, value in scalars(metrics).items())
         print(f"tick {tick}: {', '.join(shown)}")
+    return 0
+
+
+def _algorithms(options: argparse.Namespace) -> int:
+    print(settings(options.name) if options.name else catalogue())
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS
-from shoal.errors import SettingError, UnknownNameError
+from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
 from shoal.training import find_preset
@@ -179,11 +179,29 @@ def with_settings(algorithm: Any, settings: dict[str, Any]) -> Any:
     known = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
     for name, value in settings.items():
         if name not in known:
-            raise UnknownNameError(f"setting of {title}", name, known)
+            raise _unknown_setting(algorithm, name, known)
         if not _fits(value, known[name]):
             kind = type(known[name]).__name__
             raise SettingError(f"{title}.{name} is a {kind}, not {value!r}", f"Give a {kind}.")
     return dataclasses.replace(algorithm, **settings)
+
+
+def _unknown_setting(algorithm: Any, name: str, known: dict[str, Any]) -> ShoalError:
+    """A setting that other algorithms have, or none; `memory` for one, where no state is kept."""
+    title = type(algorithm).__name__
+    others = [n for n, kind in ALGORITHMS.items() if name in _field_names(kind)]
+    if not others:
+        return UnknownNameError(f"setting of {title}", name, known)
+    why = ": it keeps no state between steps" if name == "memory" else ""
+    return SettingError(
+        f"{title} has no setting `{name}`{why}",
+        f"Use an algorithm that has it: {', '.join(others)}; or one of its own settings: "
+        f"{', '.join(sorted(known))}.",
+    )
+
+
+def _field_names(kind: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
 
 
 def _fits(value: Any, present: Any) -> bool:

@@ -54,6 +54,7 @@ class Dict:
 Action = Discrete | MultiDiscrete | Box
 Observation = Box | Dict
 Space = Action | Dict
+ACTIONS = (Discrete, MultiDiscrete, Box)  # every kind of action space
 
 
 def leaves(space: Observation) -> tuple[Box, ...]:

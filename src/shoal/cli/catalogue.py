@@ -1,0 +1,59 @@
+"""What algorithms there are, as text: what each is, where it can act, and its settings."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.algorithms import ALGORITHMS, PRESETS
+from shoal.errors import UnknownNameError
+
+COMMENT = re.compile(r"^ +(\w+): .*?# (.*)$", re.MULTILINE)
+
+
+def catalogue() -> str:
+    """Every algorithm in a few lines."""
+    end = "shoal algorithms NAME shows the settings of one, with their defaults."
+    return "\n\n".join([*map(entry, ALGORITHMS), end])
+
+
+def settings(name: str) -> str:
+    """One algorithm with all its settings."""
+    if name not in ALGORITHMS:
+        raise UnknownNameError("algorithm", name, ALGORITHMS)
+    lines = list(_settings(ALGORITHMS[name]))
+    wide = max((len(line) for line, comment in lines if comment), default=0)
+    shown = [f"  {line:{wide}}  {comment}".rstrip() for line, comment in lines]
+    end = f"Change one with: shoal train {name} ENV --set NAME=VALUE"
+    return "\n".join([entry(name), "", *shown, "", end])
+
+
+def entry(name: str) -> str:
+    """What an algorithm is, who published it, how it acts, and where it is known to learn."""
+    kind, pad = ALGORITHMS[name], " " * 2
+    lines = [f"{name}: {_summary(kind)}"]
+    lines.append(f"{pad}paper    {kind.paper}")
+    lines.append(f"{pad}actions  {', '.join(space.__name__ for space in kind.actions)}")
+    if presets := PRESETS.get(name):
+        lines.append(f"{pad}presets  {', '.join(presets)}")
+    return "\n".join(lines)
+
+
+def _summary(kind: Any) -> str:
+    """The first line of its file, without the paper: that is told apart."""
+    first = (inspect.getdoc(sys.modules[kind.__module__]) or "").split("\n")[0]
+    return first.replace(f" ({kind.paper})", "")
+
+
+def _settings(kind: Any) -> Iterator[tuple[str, str]]:
+    """Each setting with its type and default, and the comment beside it."""
+    comments = dict(COMMENT.findall(inspect.getsource(kind)))
+    for field in dataclasses.fields(kind):
+        written = field.type if isinstance(field.type, str) else _type_text(field.type)
+        yield f"{field.name}: {written} = {field.default!r}", comments.get(field.name, "")
+
+
+def _type_text(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)

@@ -1,0 +1,81 @@
+"""What `shoal algorithms` tells, and that an algorithm is refused where it can't act."""
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+
+from shoal.algorithms import ALGORITHMS, PPO, PRESETS
+from shoal.cli.main import main
+from shoal.cli.options import with_settings
+from shoal.envs.spaces import ACTIONS, Box, Discrete, MultiDiscrete
+from shoal.errors import SettingError
+from shoal.training import check_actions
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    action_space: object
+    name: str = "my world"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chooser:
+    """Acts where there is a choice of n."""
+
+    actions: ClassVar[tuple[type, ...]] = (Discrete,)
+
+
+CHOICE, BOX = Discrete(2), Box(-1.0, 1.0, (3,))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_says_its_paper_its_action_spaces_and_what_it_is(name, capsys):
+    assert main(["algorithms"]) == 0
+    kind = ALGORITHMS[name]
+    entry = capsys.readouterr().out.split(f"{name}: ")[1].split("\n\n")[0].splitlines()
+    assert entry[0]
+    assert entry[1].split(maxsplit=1) == ["paper", kind.paper]
+    assert set(kind.actions) <= set(ACTIONS)
+    assert [word.strip(",") for word in entry[2].split()[1:]] == [s.__name__ for s in kind.actions]
+    assert not PRESETS.get(name) or next(iter(PRESETS[name])) in entry[3]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_is_shown_with_its_default(name, capsys):
+    assert main(["algorithms", name]) == 0
+    out = capsys.readouterr().out
+    for field in dataclasses.fields(ALGORITHMS[name]):
+        assert f"  {field.name}: " in out
+        assert f"= {field.default!r}" in out
+
+
+def test_a_setting_is_shown_with_the_comment_beside_it(capsys):
+    main(["algorithms", "ppo"])
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("minibatches: int = 4 an epoch; each has") for line in told)
+
+
+@pytest.mark.parametrize("space", [BOX, MultiDiscrete((2, 2)), {"a": CHOICE, "b": BOX}], ids=str)
+def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space):
+    with pytest.raises(SettingError, match="Chooser can't act in my world") as caught:
+        check_actions(Chooser(), World(space))
+    assert "ppo" in caught.value.fix
+    assert "Discrete only" in caught.value.what
+
+
+@pytest.mark.parametrize("space", [CHOICE, {"a": CHOICE}, None], ids=str)
+def test_who_can_act_in_a_space_is_welcome(space):
+    check_actions(Chooser(), World(space))
+
+
+@pytest.mark.parametrize("space", [CHOICE, BOX, MultiDiscrete((2, 2))], ids=str)
+def test_ppo_acts_everywhere_and_so_does_who_does_not_say(space):
+    check_actions(PPO(), World(space))
+    check_actions(object(), World(space))
+
+
+def test_a_setting_of_other_algorithms_only_is_answered_with_their_names():
+    with pytest.raises(SettingError, match="has no setting `clip`") as caught:
+        with_settings(Chooser(), {"clip": 0.1})
+    assert "that has it: ppo" in caught.value.fix
