@@ -13,6 +13,7 @@ LAW = settings(max_examples=40, deadline=None)
 gae = jax.jit(returns.gae)
 discounted_return = jax.jit(returns.discounted_return)
 past_return = jax.jit(returns.past_return)
+n_step = jax.jit(returns.n_step)
 STEPS = 12
 GAMMA, LAMBDA = 0.9, 0.8
 numbers = hnp.arrays(np.float32, STEPS, elements=st.floats(-5, 5, width=32))
@@ -120,3 +121,19 @@ def test_further_axes_are_a_batch():
     batched = gae(*jnp.array(arguments))
     each = [gae(*jnp.array(arguments[:, :, i])) for i in range(3)]
     np.testing.assert_allclose(batched, np.stack(each, 1), rtol=1e-5)
+
+
+@LAW
+@given(numbers, ends, ends)
+def test_n_steps_add_up_to_the_episode_s_end_and_follow_on_only_if_it_did_not_terminate(
+    reward, terminated, truncated
+):
+    total, follow = 0.0, 1.0
+    for last in range(STEPS):
+        total, follow = total + follow * reward[last], follow * GAMMA
+        if terminated[last] or truncated[last]:
+            follow = 0.0 if terminated[last] else follow
+            break
+    got = n_step(jnp.array(reward), jnp.array(terminated), jnp.array(truncated), GAMMA)
+    np.testing.assert_allclose(got[:2], (total, follow), rtol=1e-4, atol=1e-4)
+    assert got[2] == last

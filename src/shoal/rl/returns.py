@@ -54,3 +54,20 @@ def past_return(
         return at[1] * past, past
 
     return jax.lax.scan(step, kept, (reward, discount))
+
+
+def n_step(
+    reward_t: jax.Array, terminated_t: jax.Array, truncated_t: jax.Array, discount: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """R = Σ_{i<k} γⁱ r_i with the discount of what follows, and which step was the last.
+
+    A window has k steps: all, or those up to the first at which its episode ends. The discount is
+    γᵏ, or 0 where that step terminated; what follows is what the last step led to.
+    """
+    ends_t = terminated_t | truncated_t
+    going_t = jnp.cumprod(jnp.concatenate([jnp.ones_like(ends_t[:1]), ~ends_t[:-1]]), axis=0)
+    last = jnp.sum(going_t.astype(jnp.int32), axis=0) - 1
+    powers = discount ** jnp.arange(len(reward_t), dtype=reward_t.dtype)
+    total = jnp.tensordot(powers, reward_t * going_t, axes=1)
+    terminated = jnp.any(terminated_t & going_t.astype(bool), axis=0)
+    return total, discount * powers[last] * ~terminated, last
