@@ -14,6 +14,7 @@ from shoal.errors import SettingError
 from shoal.rl import losses
 from shoal.rl.actor_critic import ActorCritic, chances, chances_and_value, init_actor_critic, value
 from shoal.rl.blocks import grad_in_blocks
+from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.returns import gae, past_return
@@ -90,6 +91,8 @@ class PPO:
     normalise_rewards: bool = False
     normalise_advantages: bool = True
     hidden: tuple[int, ...] = (64, 64)
+    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    compute: str = "float32"  # or bfloat16: what products are computed in
 
     def __post_init__(self) -> None:
         if self.steps % self.minibatches:
@@ -102,8 +105,9 @@ class PPO:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, learner_key, act_key, env_key = jax.random.split(key, 5)
         spaces = env.observation_space, env.action_space
-        params: Any = init_actor_critic(actor_key, critic_key, spaces, self.hidden)
-        opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0])
+        params: Any = init_actor_critic(actor_key, critic_key, spaces, self.hidden, self.torso)
+        params = computed_in(params, self.compute)
+        opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0], self.torso)
         learner = Learner(params, opt_state, learner_key, moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)

@@ -6,12 +6,10 @@ import jax
 
 from shoal.envs.spaces import Action, Observation
 from shoal.rl.blocks import map_in_blocks
-from shoal.rl.conv import WIDTH, Nature, init_nature, is_image, nature
 from shoal.rl.distributions import Distribution
 from shoal.rl.nets import Layers, init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
-
-Torso = Nature | tuple[()]  # what images go through; vectors go straight to the networks
+from shoal.rl.torso import Torso, embed, init_torso
 
 
 class ActorCritic(NamedTuple):
@@ -32,25 +30,23 @@ def init_actor_critic(
     critic_key: jax.Array,
     spaces: tuple[Observation, Action],
     hidden: tuple[int, ...],
+    torso: str = "auto",
 ) -> ActorCritic:
     """Networks with `hidden` layers; behind the torso that images go through there are none."""
     seen, done = spaces
-    torso: Torso = ()
-    sizes = (seen.size, *hidden)
-    if is_image(seen):
-        torso, sizes = init_nature(jax.random.fold_in(actor_key, 0), seen), (WIDTH,)
+    shared, sizes = init_torso(jax.random.fold_in(actor_key, 0), seen, torso, hidden)
     actor = init_actor(actor_key, sizes, done)
-    return ActorCritic(torso, actor, init_mlp(critic_key, (*sizes, 1)))
+    return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)))
 
 
 def chances(params: ActorCritic, features: jax.Array) -> Distribution:
     """What the actor does on seeing `features`."""
-    return policy(params.actor, _embed(params.torso, features))
+    return policy(params.actor, embed(params.torso, features))
 
 
 def chances_and_value(params: ActorCritic, features: jax.Array) -> tuple[Distribution, jax.Array]:
     """What the actor does and what the critic expects on seeing `features`."""
-    seen = _embed(params.torso, features)
+    seen = embed(params.torso, features)
     return policy(params.actor, seen), _value(params.critic, seen)
 
 
@@ -59,12 +55,8 @@ def value(params: ActorCritic, features: jax.Array) -> jax.Array:
     if not params.torso:
         return _value(params.critic, features)
     batch, image = features.shape[:-3], features.shape[-3:]
-    seen = map_in_blocks(lambda x: _embed(params.torso, x), features.reshape(-1, *image))
+    seen = map_in_blocks(lambda x: embed(params.torso, x), features.reshape(-1, *image))
     return _value(params.critic, seen).reshape(batch)
-
-
-def _embed(torso: Torso, features: jax.Array) -> jax.Array:
-    return nature(torso, features) if isinstance(torso, Nature) else features
 
 
 def _value(critic: Layers, seen: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ first folds blocks of s × s pixels into channels, after which its stride is 1; 
 patches under its window and multiplies. Images are [..., height, width, channels].
 """
 
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, TypeGuard
 
@@ -31,12 +32,12 @@ def is_image(space: Observation) -> TypeGuard[Box]:
     """Whether `space` is an image that this network can see."""
     if not isinstance(space, Box) or len(space.shape) != 3 or space.dtype != "uint8":
         return False
-    return min(_sides(space.shape)[:2]) >= SMALLEST
+    return min(sides(space.shape)[:2]) >= SMALLEST
 
 
 def fold_image(x: jax.Array) -> jax.Array:
     """Images as the network wants them: channels last, folded for its first layer; still bytes."""
-    channels_first = _sides(x.shape[-3:]) != x.shape[-3:]
+    channels_first = sides(x.shape[-3:]) != x.shape[-3:]
     x = jnp.moveaxis(x, -3, -1) if channels_first else x
     _, window, stride = LAYERS[0]
     return _fold(x, window, stride)
@@ -44,15 +45,15 @@ def fold_image(x: jax.Array) -> jax.Array:
 
 def init_nature(key: jax.Array, space: Box) -> Nature:
     """A network for images of `space`, with scaled orthogonal weights."""
-    *sides, channels = _sides(space.shape)
+    *pixels, channels = sides(space.shape)
     keys = jax.random.split(key, len(LAYERS) + 1)
     convolutions = []
     for layer_key, (filters, window, stride) in zip(keys, LAYERS, strict=False):
-        convolutions.append(_orthogonal(layer_key, (window**2 * channels, filters)))
-        sides = [(side - window) // stride + 1 for side in sides]
+        convolutions.append(orthogonal(layer_key, (window**2 * channels, filters)))
+        pixels = [(side - window) // stride + 1 for side in pixels]
         channels = filters
-    seen = sides[0] * sides[1] * channels
-    return Nature(tuple(convolutions), _orthogonal(keys[-1], (seen, WIDTH)))
+    seen = pixels[0] * pixels[1] * channels
+    return Nature(tuple(convolutions), orthogonal(keys[-1], (seen, WIDTH)))
 
 
 def nature(net: Nature, x: jax.Array) -> jax.Array:
@@ -60,11 +61,11 @@ def nature(net: Nature, x: jax.Array) -> jax.Array:
     batch = x.shape[:-3]
     first, *others = net.convolutions
     # Bytes are scaled to 0..1 by way of the weights, which are fewer.
-    first = first._replace(weight=first.weight / 255)
+    first = replace(first, weight=first.weight / 255) if x.dtype == jnp.uint8 else first
     for layer, (_, window, stride) in zip((first, *others), LAYERS, strict=True):
         x = x if layer is first else _fold(x, window, stride)
         # Patches are gathered as bytes where they are bytes: four times fewer.
-        x = jax.nn.relu(dense(layer, _patches(x, window // stride).astype(jnp.float32)))
+        x = jax.nn.relu(dense(layer, patches(x, window // stride).astype(jnp.float32)))
     return jax.nn.relu(dense(net.dense, x.reshape(*batch, -1)))
 
 
@@ -77,7 +78,7 @@ def _fold(x: jax.Array, window: int, stride: int) -> jax.Array:
     return jnp.swapaxes(x, -4, -3).reshape(*batch, rows, columns, stride**2 * channels)
 
 
-def _patches(x: jax.Array, window: int) -> jax.Array:
+def patches(x: jax.Array, window: int) -> jax.Array:
     """What lies under the window at each place, as channels."""
     rows, columns = (side - window + 1 for side in x.shape[-3:-1])
     shifts = product(range(window), repeat=2)
@@ -85,10 +86,11 @@ def _patches(x: jax.Array, window: int) -> jax.Array:
     return jnp.concatenate(parts, axis=-1)
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Height, width and channels, where the fewest of first and last are the channels."""
     return (*shape[1:], shape[0]) if shape[0] < shape[-1] else tuple(shape)
 
 
-def _orthogonal(key: jax.Array, shape: tuple[int, int]) -> Dense:
+def orthogonal(key: jax.Array, shape: tuple[int, int]) -> Dense:
+    """A layer with orthogonal weights, scaled for relu."""
     return Dense(jax.nn.initializers.orthogonal(2**0.5)(key, shape), jnp.zeros(shape[1]))

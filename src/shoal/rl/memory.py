@@ -5,6 +5,7 @@ the same axes before its own, and `fresh` says where features are the first of a
 is remembered across that. Time, where there is one, is the first axis.
 """
 
+from dataclasses import replace
 from functools import partial
 from math import gcd
 from typing import Any, NamedTuple, assert_never
@@ -63,7 +64,7 @@ def init_memory(key: jax.Array, kind: str, inputs: int, width: int, window: int 
         case "lstm":
             taken, state = _gates(key, inputs, width, 4)
             # It remembers at first (Jozefowicz et al., 2015).
-            return Lstm(taken._replace(bias=taken.bias.at[width : 2 * width].set(1.0)), state)
+            return Lstm(replace(taken, bias=taken.bias.at[width : 2 * width].set(1.0)), state)
         case "transformer":
             return _init_attention(key, inputs, width, window)
     raise UnknownNameError("memory", kind, KINDS)
@@ -206,7 +207,7 @@ def _init_attention(key: jax.Array, inputs: int, width: int, window: int) -> Att
     hidden = init_mlp(keys[5], (width, 2 * width, width))
     # Gates start nearly shut: at first it does what it would without memory.
     shut = jnp.full(width, -2.0)
-    out_gate, hidden_gate = out_gate._replace(bias=shut), hidden_gate._replace(bias=shut)
+    out_gate, hidden_gate = (replace(gate, bias=shut) for gate in (out_gate, hidden_gate))
     bias = jnp.zeros((heads, window))
     return Attention(embed, query_key_value, bias, out, out_gate, hidden, hidden_gate)
 

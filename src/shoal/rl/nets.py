@@ -1,19 +1,30 @@
 """Networks as plain pytrees: a function that makes the parameters, a function that applies them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from shoal.errors import UnknownNameError
 
-class Dense(NamedTuple):
-    """The parameters of x ↦ x W + b."""
+COMPUTE = ("float32", "bfloat16")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """The parameters of x ↦ x W + b, and the type of number that the product is computed in.
+
+    Parameters, sums and results are float32 whatever that is.
+    """
 
     weight: jax.Array
     bias: jax.Array
+    compute: str = field(default="float32", metadata={"static": True})
 
 
 Layers = tuple[Dense, ...]
@@ -41,10 +52,29 @@ def mlp(
     return dense(last, x)
 
 
+def computed_in(params: Any, compute: str) -> Any:
+    """The same parameters, with their layers' products computed in "bfloat16" or "float32"."""
+    if compute not in COMPUTE:
+        raise UnknownNameError("type to compute in", compute, COMPUTE)
+
+    def change(x: Any) -> Any:
+        return replace(x, compute=compute) if isinstance(x, Dense) else x
+
+    return jax.tree.map(change, params, is_leaf=lambda x: isinstance(x, Dense))
+
+
 @jax.custom_vjp
 def dense(layer: Dense, x: jax.Array) -> jax.Array:
     """One dense layer, whose gradient takes the way that is fast on the machine at hand."""
-    return x @ layer.weight + layer.bias
+    return multiply(x, layer.weight, layer.compute) + layer.bias
+
+
+def multiply(a: jax.Array, b: jax.Array, compute: str) -> jax.Array:
+    """`a @ b` from numbers rounded to `compute`, summed up in float32."""
+    if compute == "float32":
+        return a @ b
+    low = jnp.dtype(compute)
+    return jnp.matmul(a.astype(low), b.astype(low), preferred_element_type=jnp.float32)
 
 
 def _forward(layer: Dense, x: jax.Array) -> tuple[jax.Array, tuple[Dense, jax.Array]]:
@@ -54,10 +84,14 @@ def _forward(layer: Dense, x: jax.Array) -> tuple[jax.Array, tuple[Dense, jax.Ar
 def _backward(saved: tuple[Dense, jax.Array], slope: jax.Array) -> tuple[Dense, jax.Array]:
     layer, x = saved
     rows, slopes = (a.reshape(-1, a.shape[-1]) for a in (x, slope))
-    weight = lax.platform_dependent(
-        rows, slopes, cpu=_weight_slope_on_cpu, default=lambda rows, slopes: rows.T @ slopes
-    )
-    return Dense(weight, jnp.sum(slopes, axis=0)), slope @ layer.weight.T
+    if layer.compute == "float32":
+        weight = lax.platform_dependent(
+            rows, slopes, cpu=_weight_slope_on_cpu, default=lambda rows, slopes: rows.T @ slopes
+        )
+    else:
+        weight = multiply(rows.T, slopes, layer.compute)
+    slope_of_x = multiply(slope, layer.weight.T, layer.compute)
+    return replace(layer, weight=weight, bias=jnp.sum(slopes, axis=0)), slope_of_x
 
 
 def _weight_slope_on_cpu(rows: jax.Array, slopes: jax.Array) -> jax.Array:

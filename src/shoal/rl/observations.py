@@ -1,36 +1,50 @@
 """Observations of every kind as what networks see: a vector of features, or a folded image."""
 
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
 
 from shoal.envs.spaces import Box, Dict, Observation
-from shoal.rl.conv import fold_image, is_image
 from shoal.rl.normalise import Moments, init_moments, normalise, see
+from shoal.rl.torso import Kind, as_image, choose_torso
 
-ObsMoments = Any  # a tree of Moments like the observation's; an image has none
+ObsMoments = Any  # a tree of Moments like the observation's, or Picture
 
 
-def init_obs_moments(space: Observation) -> ObsMoments:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image has no moments; this says which torso looks at it."""
+
+    kind: Kind = field(metadata={"static": True})
+
+
+def init_obs_moments(space: Observation, torso: str = "auto") -> ObsMoments:
     """Nothing seen yet."""
-    return () if is_image(space) else _init_each(space)
+    kind = choose_torso(space, torso)
+    return _init_each(space) if kind == "mlp" else Picture(kind)
 
 
 def see_all(moments: ObsMoments, obs: Any) -> ObsMoments:
     """`moments` after seeing `obs` of [steps, environments, ...] too."""
-    return jax.tree.map(see, moments, obs, is_leaf=_is_moments) if moments else moments
+    if isinstance(moments, Picture):
+        return moments
+    return jax.tree.map(see, moments, obs, is_leaf=_is_moments)
 
 
 def normalise_all(moments: ObsMoments, obs: Any) -> Any:
     """Every observation but images normalised."""
-    return jax.tree.map(normalise, moments, obs, is_leaf=_is_moments) if moments else obs
+    if isinstance(moments, Picture):
+        return obs
+    return jax.tree.map(normalise, moments, obs, is_leaf=_is_moments)
 
 
 def as_features(moments: ObsMoments, obs: Any) -> jax.Array:
-    """An image folded; anything else as one vector of real numbers."""
-    if not moments:
-        return fold_image(obs)
+    """An image as its torso wants it; anything else as one vector of real numbers."""
+    if isinstance(moments, Picture):
+        return as_image(moments.kind, obs)
     each = zip(jax.tree.leaves(moments, is_leaf=_is_moments), jax.tree.leaves(obs), strict=True)
     vectors = [_vector(x, m.mean.ndim) for m, x in each]
     return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
