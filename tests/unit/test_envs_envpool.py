@@ -73,6 +73,18 @@ def test_the_same_seeds_give_the_same_course_whatever_the_threads():
         np.testing.assert_array_equal(x[:, 1:2], alone[name])
 
 
+@pytest.mark.parametrize("simulator", [CARTPOLE, SHORT], ids=["terminates", "runs out"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_environments_heard_one_by_one_take_the_same_course(simulator, threads):
+    settings = (*simulator.settings, ("asynchronous", True), ("num_threads", threads))
+    apart = EnvPoolSimulator(simulator.id, settings)
+    actions = random_actions(simulator, 60)
+    together, one_by_one = play(simulator, actions), play(apart, actions)
+    assert (together["terminated"] | together["truncated"]).any()
+    for name, x in together.items():
+        np.testing.assert_array_equal(x, one_by_one[name])
+
+
 def test_atari_and_mujoco_are_shown_as_arrays_that_jax_takes():
     pong, cheetah = EnvPoolSimulator("Pong-v5"), EnvPoolSimulator("HalfCheetah-v5")
     assert pong.observation_space == Box(0.0, 255.0, (4, 84, 84), "uint8")

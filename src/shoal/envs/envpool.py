@@ -18,6 +18,7 @@ from shoal.envs.spaces import Action, Observation
 from shoal.errors import RowError, SettingError
 
 OWN = ("num_envs", "batch_size", "seed", "env_seed", "reward_clip")  # settings that Shoal makes
+ADDED = ("clip_reward", "asynchronous")  # settings that EnvPool does not have
 XLA = "envpool.python.lax"
 
 
@@ -50,7 +51,8 @@ class EnvPoolSimulator:
 
     `num_threads` is a setting; without it, a thread an environment up to the cores at hand. Every
     environment has a seed of its own. Rewards of Atari games are clipped to their signs to learn
-    from, unless `clip_reward=False`; episodes are counted with the true ones.
+    from, unless `clip_reward=False`; episodes are counted with the true ones. With
+    `asynchronous=True` each environment is heard as soon as it has stepped.
     """
 
     id: str
@@ -60,8 +62,8 @@ class EnvPoolSimulator:
         if wrong := [name for name, _ in self.settings if name in OWN]:
             raise SettingError(
                 f"`{wrong[0]}` can't be set for an EnvPool environment",
-                "Environments and seeds are the loop's; a step waits for all of a worker's "
-                "environments. Use `clip_reward` for rewards.",
+                "Environments and seeds are the loop's; `asynchronous=True` hears each environment "
+                "as it comes. Use `clip_reward` for rewards.",
             )
 
     @property
@@ -79,9 +81,10 @@ class EnvPoolSimulator:
         """None by name: one agent acts."""
         return ()
 
-    def open(self, seeds: np.ndarray) -> EnvPoolVector:
+    def open(self, seeds: np.ndarray) -> EnvPoolVector | AsyncEnvPoolVector:
         """A pool of one environment a seed."""
-        return EnvPoolVector(self, seeds)
+        is_async = dict(self.settings).get("asynchronous", False)
+        return AsyncEnvPoolVector(self, seeds) if is_async else EnvPoolVector(self, seeds)
 
 
 class EnvPoolVector:
@@ -93,20 +96,9 @@ class EnvPoolVector:
     """
 
     def __init__(self, simulator: EnvPoolSimulator, seeds: np.ndarray) -> None:
-        n = len(seeds)
         self._form = _form(simulator)
-        settings = {"num_threads": min(n, len(os.sched_getaffinity(0))), **_settings(simulator)}
-        # EnvPool's seeds are signed.
-        own = (seeds >> 1).astype(int).tolist()
-        try:
-            with _without_jax():
-                self._pool: Any = envpool.make_gymnasium(
-                    simulator.id, num_envs=n, seed=own, **settings
-                )
-        except Exception as error:
-            raise RowError(0, "can't be made", error) from error
-        self._ids = np.arange(n, dtype=np.int32)
-        self._action_type = np.dtype(self._pool.spec._action_spec[-1][0])
+        self._pool = _pool(simulator, seeds, heard=len(seeds))
+        self._ids = np.arange(len(seeds), dtype=np.int32)
 
     def reset(self) -> Leaves:
         """The first observations."""
@@ -115,26 +107,16 @@ class EnvPoolVector:
     def step(self, action: np.ndarray) -> Moves:
         """Steps every environment, and starts the next episodes of those that have ended."""
         form = self._form
-        action = (action + form.start).astype(self._action_type, order="C")
-        self._pool._send([self._ids, self._ids, action])
+        self._pool._send([self._ids, self._ids, _taken(form, action)])
         state = self._pool._recv()
-        done, truncated = state[form.done], state[form.truncated]
-        last_obs = _shown(form, state)
-        score = state[form.reward].astype(np.float32, copy=False)
-        terminated, truncated = done & ~truncated, done & truncated
-        obs = self._begin(last_obs, np.flatnonzero(done)) if done.any() else last_obs
-        reward = np.sign(score) if form.clip_reward else score
-        return Moves(obs, reward, terminated, truncated, last_obs, score)
+        ended = np.flatnonzero(state[form.done]).astype(np.int32)
+        first = self._reset(ended) if len(ended) else ()
+        begun = {int(row): tuple(x[i : i + 1] for x in first) for i, row in enumerate(ended)}
+        return _moves(form, state, begun)
 
     def close(self) -> None:
         """Ends the pool's threads."""
         self._pool.close()
-
-    def _begin(self, last_obs: Leaves, rows: np.ndarray) -> Leaves:
-        obs = tuple(x.copy() for x in last_obs)
-        for array, first in zip(obs, self._reset(rows.astype(np.int32)), strict=True):
-            array[rows] = first
-        return obs
 
     def _reset(self, ids: np.ndarray) -> Leaves:
         """The first observations of `ids`, in their order."""
@@ -143,6 +125,50 @@ class EnvPoolVector:
         obs = _shown(self._form, state)
         came = state[self._form.env_id]
         return obs if (came == ids).all() else tuple(x[np.argsort(came)] for x in obs)
+
+
+class AsyncEnvPoolVector:
+    """A pool whose environments are heard one by one, in the order in which they are done.
+
+    One that has ended begins its next episode while the others still step; so a slow step or reset
+    keeps nobody else's thread waiting. What comes back is the same as from a pool stepped whole.
+    """
+
+    def __init__(self, simulator: EnvPoolSimulator, seeds: np.ndarray) -> None:
+        self._form = _form(simulator)
+        self._pool = _pool(simulator, seeds, heard=1)
+        self._ids = np.arange(len(seeds), dtype=np.int32)
+
+    def reset(self) -> Leaves:
+        """The first observations."""
+        self._pool._reset(self._ids)
+        came = [self._pool._recv() for _ in self._ids]
+        obs = [_shown(self._form, state) for state in _sorted(self._form, came)]
+        return tuple(np.concatenate(leaf) for leaf in zip(*obs, strict=True))
+
+    def step(self, action: np.ndarray) -> Moves:
+        """Steps every environment, and starts the next episodes of those that have ended."""
+        form, pool = self._form, self._pool
+        pool._send([self._ids, self._ids, _taken(form, action)])
+        came: dict[int, list[np.ndarray]] = {}
+        begun: dict[int, list[np.ndarray]] = {}
+        wanted = len(self._ids)
+        while len(came) + len(begun) < wanted:
+            state = pool._recv()
+            row = int(state[form.env_id][0])
+            if row in came:
+                begun[row] = state
+                continue
+            came[row] = state
+            if state[form.done][0]:
+                pool._reset(state[form.env_id].astype(np.int32))
+                wanted += 1
+        whole = [np.concatenate(x) for x in zip(*_sorted(form, [*came.values()]), strict=True)]
+        return _moves(form, whole, {row: _shown(form, state) for row, state in begun.items()})
+
+    def close(self) -> None:
+        """Ends the pool's threads."""
+        self._pool.close()
 
 
 class _Form(NamedTuple):
@@ -156,6 +182,7 @@ class _Form(NamedTuple):
     truncated: int
     env_id: int
     start: Any
+    action_type: np.dtype
     clip_reward: bool
 
 
@@ -188,13 +215,51 @@ def _form(simulator: EnvPoolSimulator) -> _Form:
         place["trunc"],
         place["info:env_id"],
         getattr(taken, "start", 0),
+        np.dtype(spec._action_spec[-1][0]),
         "atari" in registry.specs[simulator.id][0]
         and dict(simulator.settings).get("clip_reward", True),
     )
 
 
 def _settings(simulator: EnvPoolSimulator) -> dict[str, Any]:
-    return {name: value for name, value in simulator.settings if name != "clip_reward"}
+    return {name: value for name, value in simulator.settings if name not in ADDED}
+
+
+def _pool(simulator: EnvPoolSimulator, seeds: np.ndarray, heard: int) -> Any:
+    """A pool that is heard of once `heard` of its environments are done."""
+    n = len(seeds)
+    settings = {"num_threads": min(n, len(os.sched_getaffinity(0))), **_settings(simulator)}
+    own = (seeds >> 1).astype(int).tolist()  # EnvPool's seeds are signed
+    try:
+        with _without_jax():
+            return envpool.make_gymnasium(
+                simulator.id, num_envs=n, batch_size=heard, seed=own, **settings
+            )
+    except Exception as error:
+        raise RowError(0, "can't be made", error) from error
+
+
+def _taken(form: _Form, action: np.ndarray) -> np.ndarray:
+    """Actions as EnvPool takes them."""
+    return (action + form.start).astype(form.action_type, order="C")
+
+
+def _moves(form: _Form, state: list[np.ndarray], begun: dict[int, Leaves]) -> Moves:
+    """What a step of all environments led to; `begun` shows the next episodes' beginnings."""
+    done, out_of_time = state[form.done], state[form.truncated]
+    last_obs = _shown(form, state)
+    score = state[form.reward].astype(np.float32, copy=False)
+    obs = tuple(x.copy() for x in last_obs) if begun else last_obs
+    for row, first in begun.items():
+        for array, x in zip(obs, first, strict=True):
+            array[row] = x[0]
+    reward = np.sign(score) if form.clip_reward else score
+    return Moves(obs, reward, done & ~out_of_time, done & out_of_time, last_obs, score)
+
+
+def _sorted(form: _Form, came: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """What single environments sent, in their order."""
+    return sorted(came, key=lambda state: int(state[form.env_id][0]))
 
 
 def _shown(form: _Form, state: list[np.ndarray]) -> Leaves:
