@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -15,19 +14,11 @@ from shoal.graph.ir import Glue, Loop, Node, Stage
 from shoal.planning.plan import Plan
 from shoal.planning.policy import Latest
 from shoal.runtime.reference import Delayed
+from shoal.runtime.snapshot import Snapshot
 from shoal.tracing.interpret import Env, run_code
 
 
-@dataclass(frozen=True)
-class Good:
-    """The state before a tick, and the older versions that lagged readers still wait for."""
-
-    tick: int
-    values: Mapping[str, Any]
-    past: Mapping[str, Any] = field(default_factory=dict)
-
-
-def not_finite(plan: Plan, good: Good, tick: int, bad: list[str]) -> NotFiniteError:
+def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
     """The error for metrics `bad` at `tick`: replays the loop from a good state before it.
 
     A plan computes the same numbers every time, so the replay finds the last good state and the
@@ -58,7 +49,7 @@ def any_latest(plan: Plan) -> bool:
     return any(isinstance(c.flow, Latest) for c in plan.channels)
 
 
-def _not_replayed(good: Good, tick: int, bad: list[str]) -> NotFiniteError:
+def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
     """The error where nothing can be replayed: the state is the last that was kept."""
     error = NotFiniteError(
         f"`{bad[0]}` is not finite at tick {tick}",

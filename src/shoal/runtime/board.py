@@ -14,13 +14,15 @@ import numpy as np
 from shoal.runtime.fire import Replica
 from shoal.runtime.gates import Cell
 from shoal.runtime.memory import LINE, FutexBell, Memory, Room, fence
+from shoal.runtime.snapshot import Asked
 from shoal.runtime.team import Stopped
 
 BANKS = 3  # a tick that all kept is in one of them while the others are written
 FINAL = BANKS  # the bank for what ends carry when they end
+SNAP = BANKS + 1  # the bank for what the run starts from, and then for snapshots
 SHOWN = 32  # ticks of metrics that wait for the driver
 MOST_LAGS = 1024  # lags of one end in a tick
-TICKS, STOPPING, HALT = range(3)
+TICKS, STOPPING, HALT, ASKING, NUMBER, SNAP_TICK = range(6)
 GO, ASKED, SET = range(3)  # nobody stops; a stop is asked for; the last tick is known
 
 
@@ -72,13 +74,13 @@ class Board:
         room: Room,
     ) -> Board:
         """Take as much room as it all needs."""
-        words, started = room.take(3 * LINE), room.take(len(teams) * LINE)
+        words, started = room.take(6 * LINE), room.take(len(teams) * LINE)
         bells = room.take((len(teams) + 1) * LINE)
         kept = tuple(
             {name: room.take(_size(cell, rows)) for name, cell in cells.items()}
-            for _ in range(BANKS + 1)
+            for _ in range(SNAP + 1)
         )
-        marks = room.take(len(posts) * (BANKS + 1) * 8)
+        marks = room.take(len(posts) * (SNAP + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
         return Board(words, started, bells, teams, cells, rows, kept, marks, named, shows)
@@ -101,11 +103,11 @@ class OpenBoard:
         self, board: Board, memory: Memory, check: Callable[[], None] = lambda: None
     ) -> None:
         self._board, self._memory = board, memory
-        self._words = memory.words(board.words, 3)
+        self._words = memory.words(board.words, 6)
         self._started = memory.words(board.started, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
-        self._marks = memory.packed(board.marks, count * (BANKS + 1))
+        self._marks = memory.packed(board.marks, count * (SNAP + 1))
         self._check = check
 
     def bell(self, team: int, spin: float = 0.0) -> FutexBell:
@@ -141,11 +143,33 @@ class OpenBoard:
             self._words[TICKS] = min(self._words[TICKS], max(self._started, default=0))
             self._words[STOPPING] = SET
 
+    def ask(self, tick: int) -> bool:
+        """Want a snapshot before `tick`, or before the first later one that no team has started.
+
+        Not before all teams have begun: until then its bank holds what they begin with.
+        """
+        if not all(self._started):
+            return False
+        for replica in self._posts:
+            self._marks[self._mark(SNAP, replica)] = 0
+        self._words[ASKING] = 1
+        fence()
+        self._words[SNAP_TICK] = max(tick, *self._started)
+        self._words[NUMBER] += 1
+        fence()
+        self._words[ASKING] = 0
+        return True
+
+    @property
+    def asked(self) -> Asked:
+        """The snapshot that is wanted."""
+        return Asked(self._words[NUMBER], self._words[SNAP_TICK])
+
     def may_start(self, team: int, tick: int) -> bool:
         """Whether a team may start `tick`; it has started it then."""
         self._started[team] = max(self._started[team], tick + 1)
         fence()
-        while self._words[STOPPING] == ASKED:
+        while self._words[STOPPING] == ASKED or self._words[ASKING]:
             self.check()
             time.sleep(1e-4)
         return tick < self._words[TICKS]
@@ -165,8 +189,8 @@ class OpenBoard:
         return self._board.teams
 
     def gather(self, banks: Mapping[Replica, int]) -> dict[str, np.ndarray]:
-        """What each end kept, from the bank that is named for it."""
-        found = {name: np.array(x) for name, x in self.read(0).items()}
+        """What each end kept, from the bank that is named for it; what nobody makes as it was."""
+        found = {name: np.array(x) for name, x in self.read(SNAP).items()}
         for replica, bank in banks.items():
             for name, cell in self._board.cells.items():
                 if name in self._board.posts[replica].carried:
@@ -268,6 +292,11 @@ class SharedLimit:
 
     board: OpenBoard
     team: int
+
+    @property
+    def asked(self) -> Asked:
+        """The snapshot that is wanted."""
+        return self.board.asked
 
     def may_start(self, tick: int, count: int = 1) -> int:
         """Whether `tick` may start; the team has started it then."""

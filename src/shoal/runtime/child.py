@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ShoalError, user_place
-from shoal.runtime.board import BANKS, FINAL, OpenBoard, SharedLimit, watch_parent
+from shoal.runtime.board import BANKS, FINAL, SNAP, OpenBoard, SharedLimit, watch_parent
 from shoal.runtime.channels import Channel
 from shoal.runtime.fire import Replica
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
+from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.team import Stopped, Team
 from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
 
@@ -115,9 +116,14 @@ class _Desk:
         """Write what an end carries before a tick."""
         self.leave(worker.tick // KEEP_EVERY % BANKS, worker)
 
+    def snap(self, worker: Worker) -> None:
+        """Write an end's part of the snapshot that was asked for."""
+        self.leave(SNAP, worker)
+        self._bell.ring()
+
     def leave(self, bank: int, worker: Worker) -> None:
         """Write what an end carries to a bank."""
-        values = {name: _raw(x) for name, x in worker.carried.items()}
+        values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
         self._board.write(bank, worker.replica, worker.tick, values)
 
 
@@ -137,7 +143,9 @@ class _Hall:
         self._orders, self._board = orders, board
         self._channels = orders.rings.open(memory)
         self._desk = _Desk(board)
-        self._values = board.read(0)
+        held = board.read(SNAP)
+        past = {name: held[name] for name in orders.past}
+        self._start = Snapshot(orders.first, held, past)
         self._hear()
 
     def _hear(self) -> None:
@@ -164,11 +172,11 @@ class _Hall:
         fragment, _ = seat
         number = self._orders.board.teams.index(seat)
         ends = [e for e, team in enumerate(self._orders.ends[fragment]) if team == number]
-        workers = [Worker(crew, end, self._values, channels, self._desk) for end in ends]
-        for writer, channel, lag, values in self._orders.primed:
-            if writer == fragment:
+        workers = [Worker(crew, end, self._start, channels, self._desk) for end in ends]
+        for line in self._orders.lagged:
+            if line.writer == fragment:
                 for worker in workers:
-                    worker.prime(channel, lag, values)
+                    worker.prime(line)
         bell = self._board.bell(number, self._orders.spin)
         serve = self._orders.serve.get(fragment)
         many = crew.run_many if serve else None

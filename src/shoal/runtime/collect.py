@@ -12,6 +12,7 @@ from shoal.planning.plan import Plan
 from shoal.planning.policy import is_late
 from shoal.runtime.fire import Replica
 from shoal.runtime.operations import Program
+from shoal.runtime.snapshot import Share
 from shoal.runtime.worker import Worker
 
 Shown = dict[str, np.ndarray]
@@ -24,7 +25,7 @@ class Collector:
     Free ends have ticks of their own: what they have shown since the last tick goes with the next.
     """
 
-    def __init__(self, plan: Plan, programs: list[Program]) -> None:
+    def __init__(self, plan: Plan, programs: list[Program], first: int = 0) -> None:
         self._queue: queue.SimpleQueue[tuple[int, Replica, dict[str, Any], tuple[int, ...]]] = (
             queue.SimpleQueue()
         )
@@ -39,11 +40,28 @@ class Collector:
         self._lags: dict[int, list[int]] = {}
         self._late: list[tuple[Replica, dict[str, Any]]] = []
         self._names = {p.fragment: [name for name, _ in p.metrics] for p in programs}
-        self._next = 0
+        self._next = first
+        self._all = sum(plan.ends(p.fragment) for p in programs)
+        self._snapped: queue.SimpleQueue[tuple[Replica, Share]] = queue.SimpleQueue()
+        self._shares: dict[Replica, Share] = {}
 
     def keep(self, worker: Worker) -> None:
         """Let an end keep what it carries."""
-        worker.keep()
+        worker.kept.append(worker.share())
+
+    def snap(self, worker: Worker) -> None:
+        """Take an end's part of a snapshot."""
+        self._snapped.put((worker.replica, worker.share()))
+
+    def shares(self) -> dict[Replica, Share] | None:
+        """Every end's part of a snapshot; None until all have given theirs."""
+        while not self._snapped.empty():
+            replica, share = self._snapped.get()
+            self._shares[replica] = share
+        if len(self._shares) < self._all:
+            return None
+        whole, self._shares = self._shares, {}
+        return whole
 
     def show(
         self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import cloudpickle
 
 from shoal.planning.plan import Plan
-from shoal.planning.policy import lag_of
 from shoal.runtime.board import Board
 from shoal.runtime.machine import free_port
 from shoal.runtime.operations import Program
 from shoal.runtime.orders import Group, Orders, Seat
-from shoal.runtime.pieces import make_plain_crew
+from shoal.runtime.pieces import lagged, make_plain_crew
 from shoal.runtime.rebuilt import Loop
 from shoal.runtime.shm import Rings
+from shoal.runtime.snapshot import Snapshot
 
 SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work
 
@@ -23,8 +23,10 @@ SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who
 class Hiring:
     """Who gets which orders."""
 
-    def __init__(self, plan: Plan, programs: Mapping[str, Program], drawn: str) -> None:
-        self._plan, self._programs, self._print = plan, programs, drawn
+    def __init__(
+        self, plan: Plan, programs: Mapping[str, Program], drawn: str, start: Snapshot
+    ) -> None:
+        self._plan, self._programs, self._print, self._start = plan, programs, drawn, start
 
     def orders(self, rings: Rings, board: Board, size: int) -> list[Orders]:
         """One for each process."""
@@ -38,11 +40,8 @@ class Hiring:
         common = {
             "size": size, "rings": rings, "board": board,
             "ends": {f: self._teams(f, board) for f in self._programs},
-            "primed": tuple(
-                (c.writer, c.name, lag_of(c.flow), c.values)
-                for c in plan.channels
-                if lag_of(c.flow)
-            ),
+            "lagged": tuple(lagged(plan)), "first": self._start.tick,
+            "past": tuple(name for name in self._start.past if name in board.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
             "print": self._print,
         }  # fmt: skip

@@ -9,6 +9,7 @@ from shoal.planning.policy import Serve
 from shoal.runtime.board import Board
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.shm import Rings
+from shoal.runtime.worker import Lagged
 
 Seat = tuple[str, int]  # a fragment, and which of its workers
 
@@ -35,7 +36,9 @@ class Orders:
     rings: Rings
     board: Board
     ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
-    primed: tuple[tuple[str, str, int, tuple[str, ...]], ...]  # writer, channel, lag, values
+    lagged: tuple[Lagged, ...]
+    first: int  # the tick that the run goes on from
+    past: tuple[str, ...]  # older versions that are there, for readers that lag
     serve: Mapping[str, Serve]
     crews: Mapping[str, PlainCrew]
     loop: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,19 +13,21 @@ import jax.numpy as jnp
 
 from shoal.planning.plan import Plan
 from shoal.planning.policy import lag_of
-from shoal.runtime.blame import Good, bad_metrics, not_finite
+from shoal.runtime.blame import bad_metrics, not_finite
 from shoal.runtime.channels import Bell, Channel
 from shoal.runtime.collect import Collector, Shown
-from shoal.runtime.crew import CompiledCrew, make_tasks
+from shoal.runtime.crew import CompiledCrew, make_tasks, wrapped
+from shoal.runtime.fire import Replica
 from shoal.runtime.gates import make_cell, make_sheets
 from shoal.runtime.inprocess import InProcessChannel, make_channels
 from shoal.runtime.limit import Limit
 from shoal.runtime.lower import Lowering
 from shoal.runtime.operations import Program
 from shoal.runtime.plain import PlainCrew
+from shoal.runtime.snapshot import Asked, Share, Snapshot, past_name, value_of
 from shoal.runtime.team import Team
 from shoal.runtime.threads import ThreadBell, Threads
-from shoal.runtime.worker import Kept, Runs, Worker
+from shoal.runtime.worker import Lagged, Runs, Worker
 
 
 def make_crew(plan: Plan, program: Program) -> CompiledCrew | PlainCrew:
@@ -41,6 +44,19 @@ def make_plain_crew(plan: Plan, program: Program) -> PlainCrew:
     return PlainCrew(program, tasks, cells, ends, plan.graph.envs // ends, fragment in plan.free)
 
 
+def lagged(plan: Plan) -> Iterator[Lagged]:
+    """The channels whose readers are some ticks behind."""
+    for c in plan.channels:
+        if lag := lag_of(c.flow):
+            yield Lagged(c.name, c.writer, c.reader, lag, c.values)
+
+
+def past_names(line: Lagged) -> list[str]:
+    """What is on its way through a lagged channel between ticks."""
+    ages = range(1, line.lag + 1)
+    return [past_name(line.reader, value, age) for value in line.values for age in ages]
+
+
 class Pieces:
     """All workers of a plan, their channels, and what they have shown."""
 
@@ -48,25 +64,24 @@ class Pieces:
         self,
         plan: Plan,
         programs: list[Program],
-        values: Mapping[str, Any],
+        start: Snapshot,
         wrap: Callable[[str, InProcessChannel], Channel] = lambda name, channel: channel,
     ) -> None:
-        self._plan, self._values = plan, dict(values)
+        self._plan, self._start = plan, start
         self._crews = {p.fragment: make_crew(plan, p) for p in programs}
         self._lines = make_channels(
             make_sheets(plan), {name: _arrays(crew) for name, crew in self._crews.items()}
         )
         self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
-        self._collector = Collector(plan, programs)
+        self._collector = Collector(plan, programs, start.tick)
         self.workers: list[Worker] = []
         for program in programs:
             crew = self._crews[program.fragment]
             for end in range(plan.ends(program.fragment)):
-                self.workers.append(Worker(crew, end, values, self.channels, self._collector))
-        for channel in plan.channels:
-            for worker in self._of(channel.writer):
-                if lag := lag_of(channel.flow):
-                    worker.prime(channel.name, lag, channel.values)
+                self.workers.append(Worker(crew, end, start, self.channels, self._collector))
+        for line in lagged(plan):
+            for worker in self._of(line.writer):
+                worker.prime(line)
 
     @property
     def teams_named(self) -> list[tuple[str, int]]:
@@ -97,18 +112,26 @@ class Pieces:
                 raise not_finite(self._plan, self._good(tick), tick, bad)
             yield tick, shown
 
-    def final(self) -> tuple[dict[str, Any], int]:
-        """The carried state, joined from all workers, and the ticks they have done.
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot that was asked for, when every end has given its part."""
+        if shares := self._collector.shares():
+            yield self._whole(shares)
+
+    @property
+    def tick(self) -> int:
+        """The tick that all workers which count ticks have reached."""
+        return min(w.tick for w in self.workers if not w.is_free)
+
+    def final(self) -> Snapshot:
+        """The state that all workers have reached together.
 
         If workers were stopped in the middle of a tick, it is the last state they all kept.
         """
         counted = [w for w in self.workers if not w.is_free]
         ticks = {w.tick for w in counted}
         if len(ticks) == 1 and not any(w.broken for w in counted):
-            ends = {w.replica: _newest(w) for w in self.workers}
-            return self._values | self._join(ends), ticks.pop()
-        good = self._good(min(ticks))
-        return dict(good.values), good.tick
+            return self._whole({w.replica: _newest(w) for w in self.workers})
+        return self._good(min(ticks))
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
         """Run segments that ends of a server ask for; whose they are shows by themselves."""
@@ -120,48 +143,43 @@ class Pieces:
     def _of(self, fragment: str) -> list[Worker]:
         return [w for w in self.workers if w.replica[0] == fragment]
 
-    def _good(self, tick: int) -> Good:
+    def _good(self, tick: int) -> Snapshot:
         """The newest state that all workers kept at or before `tick`."""
         kept = {w.replica: {k.tick: k for k in list(w.kept)} for w in self.workers}
         counted = [set(kept[w.replica]) for w in self.workers if not w.is_free]
         usable = [t for t in set.intersection(*counted) if t <= tick] if counted else []
         if not usable:
-            return Good(0, self._values)
+            return self._start
         # Free ends have ticks of their own; the newest they kept will do.
-        chosen = {r: k.get(max(usable), k[max(k)]) for r, k in kept.items() if k}
-        values = self._join({replica: k.carried for replica, k in chosen.items()})
-        return Good(max(usable), self._values | values, self._past(chosen))
+        return self._whole({r: k.get(max(usable), k[max(k)]) for r, k in kept.items() if k})
 
-    def _past(self, kept: dict[tuple[str, int], Kept]) -> dict[str, Any]:
-        """Older versions of lagged values, as the delayed reference names them."""
-        past: dict[str, Any] = {}
-        for channel in self._plan.channels:
-            ends = [
-                k.sent[channel.name]
-                for r, k in sorted(kept.items())
-                if r[0] == channel.writer and lag_of(channel.flow)
-            ]
-            for age in range(lag_of(channel.flow)):
-                for value in channel.values:
-                    rows = [messages[age][value] for messages in ends]
-                    past[f"{channel.reader}:{value}@{age + 1}"] = self._whole(value, rows)
-        return past
-
-    def _join(self, ends: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
-        """Carried values by name, whole again."""
-        joined = {}
-        for name, after in self._plan.graph.carry:
+    def _whole(self, shares: Mapping[Replica, Share]) -> Snapshot:
+        """A snapshot from every end's part of it."""
+        plan, in_order = self._plan, sorted(shares.items())
+        values, past = dict(self._start.values), {}
+        for name, after in plan.graph.carry:
             if name != after:
-                owner = min(self._plan.sites.holders(after, self._plan.homes))
-                rows = [held[name] for replica, held in sorted(ends.items()) if replica[0] == owner]
-                joined[name] = self._whole(name, rows)
-        return joined
+                owner = min(plan.sites.holders(after, plan.homes))
+                rows = [share.carried[name] for (f, _), share in in_order if f == owner]
+                values[name] = self._joined(name, rows)
+        for line in lagged(plan):
+            held = [share.past for (f, _), share in in_order if f == line.writer]
+            for name in past_names(line):
+                past[name] = self._joined(value_of(name), [rows[name] for rows in held])
+        tick = next(s.tick for (f, _), s in in_order if f not in plan.free)
+        return Snapshot(tick, values, past)
 
-    def _whole(self, name: str, rows: list[Any]) -> Any:
+    def _joined(self, name: str, rows: list[Any]) -> Any:
         """A value from its owner's ends, on one device, where it meets all the others."""
-        axis = self._plan.graph.values[name].axis
+        value = self._plan.graph.values[name]
         parts = [jax.device_put(x, jax.devices()[0]) for x in rows]
-        return parts[0] if axis is None or len(parts) == 1 else jnp.concatenate(parts, axis)
+        x = (
+            parts[0]
+            if value.axis is None or len(parts) == 1
+            else jnp.concatenate(parts, value.axis)
+        )
+        is_raw = value.dtype.startswith("key<") and x.dtype == jnp.uint32
+        return wrapped(x) if is_raw else x
 
 
 def _arrays(crew: CompiledCrew | PlainCrew) -> Lowering | None:
@@ -169,9 +187,9 @@ def _arrays(crew: CompiledCrew | PlainCrew) -> Lowering | None:
     return crew.lowering if isinstance(crew, CompiledCrew) and not crew.is_served else None
 
 
-def _newest(worker: Worker) -> Mapping[str, Any]:
+def _newest(worker: Worker) -> Share:
     """What an end carries, or carried last before it was stopped in the middle of a tick."""
-    return worker.kept[-1].carried if worker.broken else worker.carried
+    return worker.kept[-1] if worker.broken else worker.share()
 
 
 def make_team(
@@ -194,20 +212,38 @@ class Inline:
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._limit = pieces, Limit(0)
-        self.ready, self.final = pieces.ready, pieces.final
+        self._team = Team(pieces.workers, pieces.channels, None, None, pieces.run_many)
+        self.ready, self.final, self.snapshots = pieces.ready, pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
         """Remember how far to go."""
         self._limit = limit
 
     def alive(self, seconds: float) -> bool:
-        """Do all the work."""
-        pieces = self._pieces
-        Team(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(self._limit)
-        return False
+        """Do one tick."""
+        begun = self._pieces.tick
+        self._team.turn(_OneTick(self._limit, begun))  # type: ignore[arg-type]
+        return self._pieces.tick > begun
 
     def close(self) -> None:
         """Nothing runs but the caller's thread."""
+
+
+@dataclass(frozen=True)
+class _OneTick:
+    """Lets a limit's workers start one tick only."""
+
+    limit: Limit
+    tick: int
+
+    @property
+    def asked(self) -> Asked:
+        """The snapshot that is wanted."""
+        return self.limit.asked
+
+    def may_start(self, tick: int, count: int = 1) -> int:
+        """How many ticks a worker may do."""
+        return self.limit.may_start(tick) if tick == self.tick else 0
 
 
 class Threaded:
@@ -217,7 +253,7 @@ class Threaded:
         halt = threading.Event()
         bells = {name: ThreadBell(halt) for name in pieces.teams_named}
         self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
-        self.ready, self.final = pieces.ready, pieces.final
+        self.ready, self.final, self.snapshots = pieces.ready, pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
         """Begin; returns at once."""

@@ -14,36 +14,38 @@ import jax
 
 from shoal.errors import ShoalError
 from shoal.planning.plan import Plan
-from shoal.runtime.blame import Good, bad_metrics, not_finite
-from shoal.runtime.board import BANKS, FINAL, Board, OpenBoard, Post, Spec
+from shoal.runtime.blame import bad_metrics, not_finite
+from shoal.runtime.board import BANKS, FINAL, SNAP, Board, OpenBoard, Post, Spec
 from shoal.runtime.collect import Collector, Shown
 from shoal.runtime.crew import raw, wrapped
 from shoal.runtime.fire import Replica
-from shoal.runtime.gates import make_cell, make_sheets
+from shoal.runtime.gates import Cell, make_cell, make_sheets
 from shoal.runtime.hire import Hiring
 from shoal.runtime.limit import Limit
 from shoal.runtime.machine import check_memory
 from shoal.runtime.memory import Memory, Room, join_fences
 from shoal.runtime.operations import Program
 from shoal.runtime.orders import Orders
+from shoal.runtime.pieces import lagged, past_names
 from shoal.runtime.rebuilt import environment
 from shoal.runtime.shm import Rings
+from shoal.runtime.snapshot import Snapshot, value_of
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_error
 
 
 class Processes:
     """A run of a plan over processes."""
 
-    def __init__(self, plan: Plan, programs: list[Program], values: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, programs: list[Program], start: Snapshot) -> None:
         self._plan = replace(plan, apart=True)
         self._programs = {p.fragment: p for p in programs}
-        self._values, self._print = dict(values), str(plan)
-        self._collector = Collector(self._plan, programs)
+        self._start, self._print = start, str(plan)
+        self._collector = Collector(self._plan, programs, start.tick)
         room = Room()
         self._rings = Rings.plan(make_sheets(self._plan), room)
         self._layout = Board.plan(
             tuple((f, w) for f in self._programs for w in range(self._plan.workers(f))),
-            {name: make_cell(plan.graph.values[name]) for name in plan.graph.inputs},
+            self._cells(),
             plan.graph.envs,
             tuple(self._posts()),
             room,
@@ -55,6 +57,16 @@ class Processes:
         self._children: list[Child] = []
         self._limit: Limit | None = None
         self._failure: ShoalError | None = None
+        self._asked = 0  # which snapshot the workers were asked for last
+        self._awaits = False  # whether they have yet to give all of it
+
+    def _cells(self) -> dict[str, Cell]:
+        """Everything that is kept: what is carried, and what is on its way to who lags."""
+        values = self._plan.graph.values
+        found = {name: make_cell(values[name]) for name in self._plan.graph.inputs}
+        for line in lagged(self._plan):
+            found |= {name: make_cell(values[value_of(name)]) for name in past_names(line)}
+        return found
 
     def _posts(self) -> Iterator[Post]:
         values = self._plan.graph.values
@@ -65,7 +77,9 @@ class Processes:
                 Spec(name, make_cell(values[v]).rows(rows), values[v].dtype)
                 for name, v in program.metrics
             )
+            lines = [line for line in lagged(self._plan) if line.writer == fragment]
             carried = frozenset(before for before, _ in program.carry)
+            carried |= {name for line in lines for name in past_names(line)}
             for end in range(ends):
                 yield Post((fragment, end), ends, carried, shown)
 
@@ -73,12 +87,13 @@ class Processes:
         """Start all workers."""
         join_fences()
         self._limit = limit
-        for name, x in self._board.read(0).items():
-            x[...] = raw(self._values[name])
+        given = {**self._start.past, **self._start.values}
+        for name, x in self._board.read(SNAP).items():
+            if name in given:
+                x[...] = raw(given[name])
         self._board.begin(limit.ticks)
-        orders = Hiring(self._plan, self._programs, self._print).orders(
-            self._rings, self._layout, self._memory.size
-        )
+        hiring = Hiring(self._plan, self._programs, self._print, self._start)
+        orders = hiring.orders(self._rings, self._layout, self._memory.size)
         try:
             for one in orders:
                 self._children.append(spawn(one, self._memory, self._environment(one)))
@@ -101,6 +116,8 @@ class Processes:
         assert self._limit is not None
         if self._limit.is_stopping:
             self._board.stop()
+        if self._limit.asked.number > self._asked and self._board.ask(self._limit.asked.tick):
+            self._asked, self._awaits = self._limit.asked.number, True
         if not self._news():
             self._bell.wait(self._news, seconds)
         self._look_after()
@@ -143,21 +160,32 @@ class Processes:
                 raise not_finite(self._plan, self._good(tick), tick, bad)
             yield tick, shown
 
-    def final(self) -> tuple[dict[str, Any], int]:
-        """The carried state, and the ticks that made it: the last that all ends kept."""
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot that was asked for, when every end has given its part."""
+        if self._awaits:
+            ticks = self._board.ticks(SNAP)
+            if min(ticks.values()) >= 0:
+                self._awaits = False
+                yield self._whole(dict.fromkeys(ticks, SNAP), self._counted(ticks))
+
+    def final(self) -> Snapshot:
+        """The state that all ends have reached together, or the last that they all kept."""
         self.close()
         ended = self._board.ticks(FINAL)
         counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
             banks = {r: FINAL if t >= 0 else self._newest(r) for r, t in ended.items()}
-            return self._named(banks), next(iter(counted.values()))
-        good = self._good(min((t for t in counted.values() if t >= 0), default=2**62))
-        return dict(good.values), good.tick
+            return self._whole(banks, self._counted(ended))
+        return self._good(min((t for t in counted.values() if t >= 0), default=2**62))
+
+    def _counted(self, ticks: Mapping[Replica, int]) -> int:
+        """The tick of those that count them."""
+        return next(tick for (f, _), tick in ticks.items() if f not in self._plan.free)
 
     def _newest(self, replica: Replica) -> int:
         return max(range(BANKS), key=lambda bank: self._board.ticks(bank)[replica])
 
-    def _good(self, tick: int) -> Good:
+    def _good(self, tick: int) -> Snapshot:
         """The newest state that all ends kept at or before `tick`."""
         kept = [self._board.ticks(bank) for bank in range(BANKS)]
         counted = [r for r in self._layout.posts if r[0] not in self._plan.free]
@@ -165,18 +193,19 @@ class Processes:
         usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
         usable = {t: bank for t, bank in usable.items() if t <= tick}
         if not usable:
-            return Good(0, self._values)
+            return self._start
         best = max(usable)
         banks = {r: usable[best] if r in counted else self._newest(r) for r in self._layout.posts}
-        return Good(best, self._named(banks))
+        return self._whole(banks, best)
 
-    def _named(self, banks: Mapping[Replica, int]) -> dict[str, Any]:
-        cells = self._layout.cells
-        found = self._board.gather(banks)
-        return {
+    def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
+        cells, inputs = self._layout.cells, self._plan.graph.inputs
+        found = {
             name: wrapped(jax.numpy.asarray(x)) if cells[name].is_key else jax.numpy.asarray(x)
-            for name, x in found.items()
+            for name, x in self._board.gather(banks).items()
         }
+        past = {name: x for name, x in found.items() if name not in inputs}
+        return Snapshot(tick, {name: found[name] for name in inputs}, past)
 
     def close(self) -> None:
         """End all workers, gently and then not."""

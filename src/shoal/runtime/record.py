@@ -22,6 +22,7 @@ from shoal.runtime.inprocess import InProcessChannel
 from shoal.runtime.limit import Limit
 from shoal.runtime.pieces import Pieces, make_crew
 from shoal.runtime.program import write_program
+from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.team import Team
 from shoal.runtime.worker import Worker
 
@@ -143,7 +144,7 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
         into = next(c.reader for c in plan.channels if c.name == name)
         return _Recording(channel, name, tape) if into == reader else channel
 
-    pieces = Pieces(plan, programs, values, wrap)
+    pieces = Pieces(plan, programs, Snapshot(0, values), wrap)
     Team(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(Limit(recording.ticks))
     return tape.close({**asdict(recording), "reader": reader, "plan": str(plan)})
 
@@ -179,7 +180,7 @@ def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
     collector = Collector(plan, [program])
     channels = _channels(plan, rows)
     ends = range(plan.ends(program.fragment))
-    workers = [Worker(crew, end, values, channels, collector) for end in ends]
+    workers = [Worker(crew, end, Snapshot(0, values), channels, collector) for end in ends]
     many = crew.run_many if isinstance(crew, CompiledCrew) else None
     for tick in range(told["ticks"]):
         Team(workers, channels, None, None, many).turn(Limit(tick + 1))

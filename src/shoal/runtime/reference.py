@@ -14,6 +14,7 @@ from shoal.graph.ir import Carry, Glue, Graph, Link, Loop, Node
 from shoal.planning.homes import EVERYWHERE, crossings
 from shoal.planning.plan import Plan
 from shoal.planning.policy import lag_of
+from shoal.runtime.snapshot import past_name
 from shoal.tracing.interpret import interpret
 from shoal.tracing.jaxprs import Code
 
@@ -57,7 +58,7 @@ class Delayed:
         if value in self._sliced:
             return f"{fragment}:{value}"
         if (fragment, value) in self.lags:
-            return f"{fragment}:{value}@{self.lags[fragment, value]}"
+            return past_name(fragment, value, self.lags[fragment, value])
         if (fragment, value) in self._crossing:
             return f"{self._crossing[fragment, value]}:{value}"
         return value if self.owners(value) is EVERYWHERE else f"{fragment}:{value}"
@@ -78,7 +79,7 @@ class Delayed:
                 pairs[f"{owner}:{before}"] = before, f"{owner}:{after}"
         for (reader, value), lag in self.lags.items():
             newest = f"{self._crossing[reader, value]}:{value}"
-            names = [newest, *(f"{reader}:{value}@{k}" for k in range(1, lag + 1))]
+            names = [newest, *(past_name(reader, value, k) for k in range(1, lag + 1))]
             pairs |= {new: (value, old) for old, new in pairwise(names)}
         return pairs
 
@@ -150,7 +151,7 @@ class Delayed:
     def start(self, state: Mapping[str, Any], past: Mapping[str, Any] | None = None) -> list[Any]:
         """The graph's inputs, from the loop's carried state.
 
-        `past` holds older versions, named as the graph names them (`reader:value@lag`); before
+        `past` holds older versions, named by `past_name`; before
         the first tick there are none, and readers see what the loop starts from.
         """
         past = past or {}

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import jax
 
 from shoal.errors import RunError, ShoalError, UnknownNameError, user_place
+from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
 from shoal.runtime.pieces import Inline, Pieces, Threaded
 from shoal.runtime.processes import Processes
 from shoal.runtime.program import write_program
+from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.whole import Whole
 from shoal.runtime.worker import Failure
 
@@ -33,15 +35,38 @@ Watch = Callable[[int, Shown], None]
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a run leaves: the carried state, by name and as the algorithm's tree, and its times."""
+class Watching:
+    """What a run's owner does as it goes on.
 
-    values: dict[str, Any]
+    `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
+    ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
+    it once all metrics of the ticks before have been seen. What they raise stops the run.
+    """
+
+    see: Watch
+    due: Callable[[int], int | None] = lambda tick: None
+    keep: Callable[[Snapshot], None] = lambda snapshot: None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the carried state, whole and as the algorithm's tree, and its times."""
+
+    snapshot: Snapshot
     state: Any
-    ticks: int
     compile_seconds: float
     seconds: float
     interrupted: bool = False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The carried state by name."""
+        return dict(self.snapshot.values)
+
+    @property
+    def ticks(self) -> int:
+        """How many ticks made the state."""
+        return self.snapshot.tick
 
 
 class Going(Protocol):
@@ -59,8 +84,12 @@ class Going(Protocol):
         """Metrics of whole ticks, in order."""
         ...
 
-    def final(self) -> tuple[dict[str, Any], int]:
-        """The carried state by name, and how many ticks made it."""
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot that the limit asks for, if it is there; each is given once."""
+        ...
+
+    def final(self) -> Snapshot:
+        """The state that is reached."""
         ...
 
     def close(self) -> None:
@@ -74,28 +103,26 @@ def run(
     *,
     ticks: int,
     state: Any = None,
-    watch: Watch | None = None,
+    watch: Watch | Watching | None = None,
 ) -> Result:
-    """Run `plan` for `ticks` ticks, from `state` or from a fresh start with seed 0.
+    """Run `plan` until `ticks` ticks are done, from `state` or from a fresh start with seed 0.
 
-    `watch(tick, metrics)` is called in order as metrics arrive; what it raises stops the run.
-    Ctrl-C lets workers end the tick they are in; the result then says that it was interrupted.
+    From a snapshot, ticks are counted on from where it was taken. `watch(tick, metrics)`
+    is called in order as metrics arrive; what it raises stops the run. Ctrl-C lets workers end the
+    tick they are in; the result then says that it was interrupted.
     """
     check_backend(backend)
     graph = plan.graph
-    tree = graph.origin.start(0, graph.envs) if state is None else state
+    start = as_snapshot(graph, state)
     began = time.perf_counter()
-    going, limit = make_run(plan, backend, tree), Limit(ticks)
-    shown, interrupted = 0, False
+    going, limit = make_run(plan, backend, start), Limit(ticks, start.tick)
+    watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
     first = began
     with stoppable(limit) as stop:
         going.start(limit)
         try:
-            for tick, metrics in _shown(going, stop):
-                first = time.perf_counter() if shown == 0 else first
-                shown = tick + 1
-                if watch:
-                    watch(tick, metrics)
+            for tick in _watched(going, limit, watching, start.tick):
+                first = time.perf_counter() if tick == start.tick else first
         except Failure as failure:
             raise explain(failure) from failure.error
         except BaseException:
@@ -105,10 +132,18 @@ def run(
         finally:
             going.close()
         interrupted = stop.is_set()
-    values, done = going.final()
-    leaves = [values[name] for name in graph.inputs]
-    state = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-    return Result(values, state, done, first - began, time.perf_counter() - first, interrupted)
+    end = going.final()
+    leaves = [end.values[name] for name in graph.inputs]
+    tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
+    return Result(end, tree, first - began, time.perf_counter() - first, interrupted)
+
+
+def as_snapshot(graph: Graph, state: Any) -> Snapshot:
+    """What a run starts from: a snapshot, an algorithm's tree, or nothing but seed 0."""
+    if isinstance(state, Snapshot):
+        return state
+    tree = graph.origin.start(0, graph.envs) if state is None else state
+    return Snapshot(0, dict(zip(graph.inputs, jax.tree.leaves(tree), strict=True)))
 
 
 def check_backend(name: str) -> str:
@@ -118,27 +153,53 @@ def check_backend(name: str) -> str:
     return name
 
 
-def make_run(plan: Plan, backend: str, tree: Any) -> Going:
+def make_run(plan: Plan, backend: str, start: Snapshot) -> Going:
     """Everything that a run needs, ready to start: one program, or pieces."""
-    values = dict(zip(plan.graph.inputs, jax.tree.leaves(tree), strict=True))
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
     apart = backend == "processes" and plan.distribution.ends(one.fragment) > 1
     if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
-        return Whole(plan, one, values)
-    return BACKENDS[backend](plan, programs, values)
+        return Whole(plan, one, start)
+    return BACKENDS[backend](plan, programs, start)
 
 
-def _shown(going: Going, stop: threading.Event) -> Iterator[tuple[int, Shown]]:
-    """Metrics as they come, until the end; after Ctrl-C no longer than workers may take to stop."""
+def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iterator[int]:
+    """Ticks as their metrics are seen; a snapshot is kept between those before it and after it.
+
+    Where ends turn at their own pace it may be later that they have all given their part.
+    """
+    seen, asked, taken = first, False, deque[Snapshot]()
+
+    def keep() -> bool:
+        taken.extend(going.snapshots())
+        if not taken or taken[0].tick > seen:
+            return False
+        watching.keep(taken.popleft())
+        return True
+
+    for more in _turns(going, limit):
+        for tick, metrics in going.ready():
+            asked = asked and not keep()
+            watching.see(tick, metrics)
+            seen = tick + 1
+            yield tick
+        asked = asked and not keep()
+        due = None if asked or not more else watching.due(seen)
+        if due is not None and due < limit.ticks:
+            limit.ask(due)
+            asked = True
+
+
+def _turns(going: Going, limit: Limit) -> Iterator[bool]:
+    """Whether there is more to come, until there is none; after a stop, not for long."""
     until = float("inf")
     while going.alive(0.05):
-        yield from going.ready()
-        if stop.is_set():
+        yield True
+        if limit.is_stopping:
             until = min(until, time.monotonic() + PATIENCE)
             if time.monotonic() >= until:
                 return
-    yield from going.ready()
+    yield False
 
 
 def _wait(going: Going, seconds: float) -> None:

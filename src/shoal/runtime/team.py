@@ -53,8 +53,9 @@ class Team:
 
     def turn(self, limit: Limit) -> None:
         """Turn every end up to the limit."""
-        self._turning = {r: w.ticks(limit) for r, w in self._workers.items()}
-        ready: deque[tuple[Replica, Any]] = deque((replica, None) for replica in self._turning)
+        fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._turning}
+        self._turning |= fresh  # free ends are still in the turn that the last limit left them in
+        ready: deque[tuple[Replica, Any]] = deque((replica, None) for replica in fresh)
         while self._is_needed():
             while ready:
                 self._advance(*ready.popleft())

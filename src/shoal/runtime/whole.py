@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.planning.plan import Plan
-from shoal.runtime.blame import Good, bad_metrics, not_finite
+from shoal.runtime.blame import bad_metrics, not_finite
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
 from shoal.runtime.lower import PART, Lay, Lowering
 from shoal.runtime.operations import Program, Segment
+from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import Failure
 
 MOST_TICKS = 64
@@ -72,14 +73,15 @@ def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
 class Whole:
     """A run of one program: a thread sends many ticks at a time, before the last are read."""
 
-    def __init__(self, plan: Plan, program: Program, values: Mapping[str, Any]) -> None:
-        self._plan, self._program, self._values = plan, program, dict(values)
+    def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
+        self._plan, self._program, self._values = plan, program, dict(start.values)
         self._lowering = Lowering(plan, program.fragment)
         self._carry = [self._place(b) for b, _ in program.carry]
         self._constants = [self._place(c) for c in program.constants]
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
-        self._done = 0
-        self._kept = 0, [self._values[b] for b, _ in program.carry]
+        self._first = self._done = start.tick
+        self._kept = start.tick, [self._values[b] for b, _ in program.carry]
+        self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
 
@@ -102,15 +104,19 @@ class Whole:
 
     def _run(self, limit: Limit) -> None:
         many = compile_many(self._lowering, self._program, MOST_TICKS)
-        size, begun, sent = 1, 0.0, []
+        size, begun, sent, answered = 1, 0.0, [], 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
                 before = [jnp.copy(x) for x in self._carry]
                 self._kept = self._done, before
+                asked = limit.asked
+                if asked.number > answered and asked.tick == self._done:
+                    answered = asked.number
+                    self._snapped.put(self._kept)
                 self._carry, metrics = many(count, self._carry, self._constants)
                 sent.append((self._done, count, metrics, before))
                 self._done += count
-            if len(sent) > 1 or not count or sent[0][0] == 0:
+            if len(sent) > 1 or not count or sent[0][0] == self._first:
                 jax.block_until_ready(sent[0][2])
                 now = time.perf_counter()
                 fits = SECONDS_A_CALL * sent[0][1] / max(now - begun, 1e-4)
@@ -136,16 +142,22 @@ class Whole:
             for i in range(count):
                 shown = {name: x[i] for name, x in zip(names, arrays, strict=True)}
                 if bad := bad_metrics(shown):
-                    good = Good(first, self._named(before))
+                    good = Snapshot(first, self._named(before))
                     raise not_finite(self._plan, good, first + i, bad)
                 yield first + i, shown
 
-    def final(self) -> tuple[dict[str, Any], int]:
-        """The carried state and how many ticks made it; if a call is under way, the one kept."""
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot that was asked for, when it has been taken."""
+        while not self._snapped.empty():
+            tick, carry = self._snapped.get()
+            yield Snapshot(tick, self._named(carry))
+
+    def final(self) -> Snapshot:
+        """The state that is reached; if a call is under way, the one kept before it."""
         if self._thread and self._thread.is_alive():
             done, carry = self._kept
-            return self._named(carry), done
-        return self._named(self._carry), self._done
+            return Snapshot(done, self._named(carry))
+        return Snapshot(self._done, self._named(self._carry))
 
     def close(self) -> None:
         """There is nothing but a thread that ends by itself."""

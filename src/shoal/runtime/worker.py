@@ -28,6 +28,7 @@ from shoal.runtime.operations import (
     Stack,
     Turns,
 )
+from shoal.runtime.snapshot import Share, Snapshot, past_name
 from shoal.tracing.hosting import Task
 
 KEEP_EVERY, KEPT = 16, 4
@@ -44,12 +45,14 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What one end carried before a tick, and the last messages it sent on lagged channels."""
+class Lagged:
+    """A channel whose reader is `lag` ticks behind."""
 
-    tick: int
-    carried: dict[str, Any]
-    sent: dict[str, tuple[Message, ...]]
+    channel: str
+    writer: str
+    reader: str
+    lag: int
+    values: tuple[str, ...]
 
 
 class Crew(Protocol):
@@ -129,6 +132,10 @@ class Desk(Protocol):
         """Keep what an end carries, to go back to if a later tick goes wrong."""
         ...
 
+    def snap(self, worker: Worker) -> None:
+        """Take an end's part of the snapshot that was asked for."""
+        ...
+
 
 class Worker:
     """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
@@ -137,20 +144,21 @@ class Worker:
         self,
         crew: Crew,
         end: int,
-        state: Mapping[str, Any],
+        start: Snapshot,
         channels: Mapping[str, Channel],
         desk: Desk,
     ) -> None:
         self.replica: Replica = (crew.program.fragment, end)
-        self.tick = 0
+        self.tick = start.tick
         self.broken = False
-        self.kept: deque[Kept] = deque(maxlen=KEPT)
+        self.kept: deque[Share] = deque(maxlen=KEPT)
+        self._start, self._snapped = start, 0
         self._lags: dict[int, int] = {}  # by source, the largest of a tick
-        self._sent: dict[str, deque[Message]] = {}
+        self._sent: dict[str, tuple[Lagged, deque[Message]]] = {}
         self._version = NEVER
         self._crew, self._channels, self._desk = crew, channels, desk
         held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
-        self._env = {name: crew.share(name, state[name], end) for name in held}
+        self._env = {name: crew.share(name, start.values[name], end) for name in held}
 
     @property
     def is_free(self) -> bool:
@@ -162,21 +170,43 @@ class Worker:
         """What this end carries between ticks."""
         return {before: self._env[before] for before, _ in self._crew.program.carry}
 
-    def prime(self, channel: str, lag: int, values: tuple[str, ...]) -> None:
-        """Send what a lagged reader sees before the first tick: what this end starts from."""
-        self._sent[channel] = deque(maxlen=lag)
-        self._version = 0
-        for _ in range(lag):
-            self._put(channel, values)
+    def prime(self, line: Lagged) -> None:
+        """Send what a lagged reader sees before the first tick.
+
+        It is what was on its way when the snapshot was taken, or else what this end starts from.
+        """
+        self._sent[line.channel] = line, deque(maxlen=line.lag)
+        for age in range(line.lag, 0, -1):
+            names = {v: past_name(line.reader, v, age) for v in line.values}
+            known = names.items() if set(names.values()) <= self._start.past.keys() else ()
+            past = {v: self._crew.share(v, self._start.past[n], self.replica[1]) for v, n in known}
+            self._version = -age if known else 0
+            self._send(line.channel, past or {v: self._env[v] for v in line.values})
+
+    @property
+    def past(self) -> dict[str, Any]:
+        """What this end has sent to lagged readers that they have yet to take."""
+        return {
+            past_name(line.reader, v, age): message[v]
+            for line, messages in self._sent.values()
+            for age, message in enumerate(messages, 1)
+            for v in line.values
+        }
+
+    @property
+    def _turn_number(self) -> int:
+        """How many ticks this end has made here: channels count from where the run began."""
+        return self.tick - self._start.tick
 
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Turn ticks up to the limit; every move is announced before it is made."""
         program = self._crew.program
         while self.is_free or limit.may_start(self.tick):
+            self._answer(limit)
             if self.tick % KEEP_EVERY == 0:
                 self._desk.keep(self)
             self.broken = True
-            self._version = NEVER if self.is_free else self.tick
+            self._version = NEVER if self.is_free else self._turn_number
             self._lags.clear()
             yield from self._run(program.operations)
             shown = {m: self._env[v] for m, v in program.metrics}
@@ -198,11 +228,11 @@ class Worker:
                         results = crew.run(operation, args)
                     env.update(zip(writes, results, strict=True))
                 case Move(channel, takes, values):
-                    yield Wants(channel, takes, self.tick)
+                    yield Wants(channel, takes, self._turn_number)
                     if takes:
                         self._take(channel)
                     else:
-                        self._put(channel, values)
+                        self._send(channel, {v: self._env[v] for v in values})
                 case Hand(work):
                     self._by_hand(work)
                 case Turns():
@@ -212,25 +242,32 @@ class Worker:
 
     def _take(self, channel: str) -> None:
         receive = partial(self._crew.receive, channel)
-        taken = self._channels[channel].take(self.replica[1], self.tick, receive)
+        turn = self._turn_number
+        taken = self._channels[channel].take(self.replica[1], turn, receive)
         self._env.update(taken.message)
         if taken.versions:
             self._version = min(self._version, *taken.versions)
             for source, version in enumerate(taken.versions):
                 if version < NEVER:
-                    lag = self.tick - version
+                    lag = turn - version
                     self._lags[source] = max(lag, self._lags.get(source, lag))
 
-    def _put(self, channel: str, values: tuple[str, ...]) -> None:
-        message = {v: self._env[v] for v in values}
+    def _send(self, channel: str, message: Message) -> None:
         self._channels[channel].put(self.replica[1], message, self._version)
         if channel in self._sent:
-            self._sent[channel].appendleft(message)
+            self._sent[channel][1].appendleft(message)
 
-    def keep(self) -> None:
-        """Keep a copy of what this end carries, and what it sent to lagged readers."""
+    def _answer(self, limit: Limit) -> None:
+        """Give a part of the snapshot, if one is wanted of this tick."""
+        asked = limit.asked
+        if asked.number > self._snapped and (self.is_free or asked.tick == self.tick):
+            self._snapped = asked.number
+            self._desk.snap(self)
+
+    def share(self) -> Share:
+        """A copy of what this end carries, and what it sent to lagged readers."""
         carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
-        self.kept.append(Kept(self.tick, carried, {c: tuple(m) for c, m in self._sent.items()}))
+        return Share(self.tick, carried, self.past)
 
     def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
         env = self._env

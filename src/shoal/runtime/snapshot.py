@@ -1,0 +1,45 @@
+"""The state of a run before a tick: what every end carries, and what is on its way to who lags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on from a tick.
+
+    `values` is the carried state by name. `past` holds the older versions that lagged readers still
+    wait for, named by `past_name`; where one is missing, its reader starts from the newest.
+    """
+
+    tick: int
+    values: Mapping[str, Any]
+    past: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Share(NamedTuple):
+    """One end's part of a snapshot; of an end that turns at its own pace, `tick` is its own."""
+
+    tick: int
+    carried: dict[str, Any]
+    past: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """A snapshot that the driver wants: the how many-th, and before which tick."""
+
+    number: int = 0
+    tick: int = -1
+
+
+def past_name(reader: str, value: str, age: int) -> str:
+    """What a reader sees of a value that was made `age` ticks ago."""
+    return f"{reader}:{value}@{age}"
+
+
+def value_of(past: str) -> str:
+    """The value that a past name is about."""
+    return past.partition(":")[2].rpartition("@")[0]

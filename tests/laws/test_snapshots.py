@@ -1,0 +1,82 @@
+"""A run that goes on from a snapshot is the run that never stopped, to the bit."""
+
+import pytest
+
+import shoal
+from laws.cases import FOUR, ONE, graph_of, no_gymnax, start_of
+from shoal.runtime.run import Watching
+from shoal.runtime.verify import difference
+
+TICKS, AT = 7, 3
+PLANS = {
+    "fused": (shoal.fused(), ONE, "threads"),
+    "fused(2)": (shoal.fused(2), FOUR, "threads"),
+    "coarse, in turn": (shoal.single_learner_coarse(2), ONE, "inline"),
+    "coarse": (shoal.single_learner_coarse(2), ONE, "threads"),
+    "coarse, lag 2": (shoal.single_learner_coarse(2, lag=2), ONE, "threads"),
+    "served": (shoal.single_learner_fine(2, ring=2), ONE, "threads"),
+    "decoupled, lag 1": (shoal.decoupled(2, 1, 1, lag=1), ONE, "inline"),
+    "coarse, processes, lag 1": (shoal.single_learner_coarse(2, lag=1), ONE, "processes"),
+}
+
+
+def run(loop, name, ticks=TICKS, start=None, at=None):
+    """The end of a run, its metrics, and the snapshots that were taken of it."""
+    distribution, cluster, backend = PLANS[name]
+    seen, taken = [], []
+
+    def due(tick):
+        return at if not taken else None
+
+    def keep(snapshot):
+        assert snapshot.tick == seen[-1][0] + 1  # what came before it has been seen
+        taken.append(snapshot)
+
+    watch = Watching(lambda tick, metrics: seen.append((tick, metrics)), due, keep)
+    plan = shoal.plan(graph_of(loop), distribution, cluster)
+    state = start_of(loop) if start is None else start
+    return shoal.run(plan, backend, ticks=ticks, state=state, watch=watch).snapshot, seen, taken
+
+
+def check_same(got, wanted, tolerance=0.0):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        assert difference(got[name], wanted[name]) <= tolerance, name
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [*(("chase", name) for name in PLANS)]
+    + [pytest.param("ppo", name, marks=no_gymnax) for name in ("fused", "coarse, lag 2")],
+)
+def test_from_a_snapshot_the_rest_is_as_it_was(loop, name):
+    # How many are served at once, and so how their sums are added up, depends on who comes when.
+    tolerance = 1e-5 if name == "served" else 0.0
+    end, seen, (taken,) = run(loop, name, at=AT)
+    assert taken.tick >= AT  # where ticks are fast, the first one that nobody had begun
+    again, more, _ = run(loop, name, start=taken)
+    check_same(again.values, end.values, tolerance)
+    check_same(again.past, end.past, tolerance)
+    assert [tick for tick, _ in more] == list(range(taken.tick, TICKS))
+    for (_, got), (_, wanted) in zip(more, seen[taken.tick :], strict=True):
+        check_same(got, wanted, tolerance)
+
+
+def test_a_lagged_reader_sees_what_was_on_its_way():
+    end, _, (taken,) = run("chase", "coarse, lag 2", at=AT)
+    assert {name.rpartition("@")[2] for name in taken.past} == {"1", "2"}
+    forgot, *_ = run("chase", "coarse, lag 2", start=type(taken)(taken.tick, taken.values))
+    with pytest.raises(AssertionError):
+        check_same(forgot.values, end.values)
+
+
+@pytest.mark.parametrize("name", ["fused", "coarse, lag 2", "served"])
+def test_a_snapshot_goes_on_under_any_plan(name):
+    wanted, *_ = run("chase", "coarse")
+    _, _, (taken,) = run("chase", name, at=AT)
+    for other in ("fused", "coarse", "served"):
+        end, seen, _ = run("chase", other, start=taken)
+        if "lag" not in name:
+            check_same(end.values, wanted.values, 1e-5)
+        assert end.tick == TICKS
+        assert [tick for tick, _ in seen] == list(range(taken.tick, TICKS))
