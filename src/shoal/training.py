@@ -151,7 +151,8 @@ def check_actions(algorithm: Any, env: Any) -> None:
     An algorithm that doesn't say where it can act is taken at its word when it is traced.
     """
     space = getattr(env, "action_space", None)
-    spaces = list(space.values()) if isinstance(space, Mapping) else [space]
+    inner = [each for _, each in space.spaces] if isinstance(space, environments.Groups) else []
+    spaces = [space, *inner]
     known: tuple[type, ...] | None = getattr(algorithm, "actions", None)
     if known is None or space is None or all(isinstance(s, known) for s in spaces):
         return
@@ -161,8 +162,7 @@ def check_actions(algorithm: Any, env: Any) -> None:
     ]
     able = " or ".join(s.__name__ for s in known)
     raise SettingError(
-        f"{title} can't act in {name}: its actions are {' and '.join(map(str, spaces))}, "
-        f"and {title} acts in {able} only",
+        f"{title} can't act in {name}: its actions are {space}, and {title} acts in {able} only",
         f"Algorithms that can: {', '.join(others)}." if others else "No algorithm here can.",
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.envs.host import HostSimulator, Moves, Vector
     from shoal.envs.hosted import HostEnvironment, HostState
     from shoal.envs.registry import make
-    from shoal.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+    from shoal.envs.spaces import Box, Dict, Discrete, Groups, MultiDiscrete, Space
 
 _HOMES = {
     "Box": "spaces",
@@ -27,6 +27,7 @@ _HOMES = {
     "Discrete": "spaces",
     "EnvState": "environment",
     "Environment": "environment",
+    "Groups": "spaces",
     "HostEnvironment": "hosted",
     "HostSimulator": "host",
     "HostState": "hosted",
@@ -48,6 +49,7 @@ __all__ = [
     "Discrete",
     "EnvState",
     "Environment",
+    "Groups",
     "HostEnvironment",
     "HostSimulator",
     "HostState",

@@ -1,48 +1,55 @@
 """Environments: a family brings a simulator; Shoal adds keys, auto-reset and statistics."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, assert_never
 
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Action, Box, Discrete, MultiDiscrete, Observation
+from shoal.envs.spaces import Action, Box, Discrete, Groups, MultiDiscrete, Observation
 from shoal.tracing.stage import stage
 
 Tree = Any  # a pytree of arrays
 
 
 class Transition(NamedTuple):
-    """What one step of a simulator led to, before any reset."""
+    """What one step of a simulator led to, before any reset.
+
+    Where several agents act, all but the state is [agents, ...], or, where the agents differ, a
+    dictionary from a group's name to that. An agent that ends before the others is terminated by
+    every step until they have ended too.
+    """
 
     state: Any
-    obs: jax.Array
-    reward: jax.Array
-    terminated: jax.Array  # the task ended: nothing is worth anything afterwards
-    truncated: jax.Array  # the time was up: the state after it still has a value
+    obs: Tree
+    reward: Tree
+    terminated: Tree  # the task ended: nothing is worth anything afterwards
+    truncated: Tree  # the time was up: the state after it still has a value
 
 
 class Simulator(Protocol):
     """The rules of ONE environment, without auto-reset; hashable, equal when the rules are.
 
-    This is all that a family of environments has to offer. States are pytrees of arrays.
+    This is all that a family of environments has to offer. States are pytrees of arrays. One with
+    several agents also has `agents`, their names in the order of the agents' axis.
     """
 
     @property
-    def observation_space(self) -> Observation:
-        """What the agent sees."""
+    def observation_space(self) -> Observation | Groups:
+        """What the agent, or each of them, sees."""
         ...
 
     @property
-    def action_space(self) -> Action:
-        """What the agent may do."""
+    def action_space(self) -> Action | Groups:
+        """What the agent, or each of them, may do."""
         ...
 
-    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+    def reset(self, key: jax.Array) -> tuple[Any, Tree]:
         """A first state and its observation."""
         ...
 
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def step(self, key: jax.Array, state: Any, action: Tree) -> Transition:
         """What `action` leads to from `state`."""
         ...
 
@@ -60,13 +67,15 @@ class Step(NamedTuple):
     """What a step of an environment shows.
 
     `episode_return` and `episode_length` count this step too: where an episode ends, its totals.
+    Where several agents act, an episode ends when all of them have, its return is the mean of
+    theirs, and the other fields have an axis of agents, in a dictionary of groups if they differ.
     """
 
-    obs: jax.Array  # to act on next: after an episode's end, the first of the next episode
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array  # never where terminated
-    last_obs: jax.Array  # what the step really led to
+    obs: Tree  # to act on next: after an episode's end, the first of the next episode
+    reward: Tree
+    terminated: Tree
+    truncated: Tree  # never where terminated
+    last_obs: Tree  # what the step really led to
     episode_return: jax.Array
     episode_length: jax.Array
 
@@ -82,34 +91,34 @@ class Environment:
     simulator: Simulator
 
     @property
-    def observation_space(self) -> Observation:
-        """What the agent sees."""
+    def observation_space(self) -> Any:
+        """What the agent, or each of them, sees: an `Observation`, or `Groups` if they differ."""
         return self.simulator.observation_space
 
     @property
-    def action_space(self) -> Action:
-        """What the agent may do; `step` clips to it."""
+    def action_space(self) -> Any:
+        """What it may do: an `Action`, or `Groups`; `step` clips to it."""
         return self.simulator.action_space
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """None by name: one agent acts, and no axis counts it."""
-        return ()
+        """Who acts, group after group; none by name: one agent acts, and no axis counts it."""
+        return getattr(self.simulator, "agents", ())
 
-    def reset(self, keys: jax.Array) -> tuple[EnvState, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[EnvState, Tree]:
         """The states and first observations of one environment a key."""
         return jax.vmap(lambda key: self._start(*jax.random.split(key)))(keys)
 
     @stage(per="env", name="env")
-    def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Step]:
+    def step(self, state: EnvState, action: Tree) -> tuple[EnvState, Step]:
         """Steps one environment, and starts its next episode where this one ends."""
         key, step_key, reset_key = jax.random.split(state.key, 3)
         inner, last_obs, reward, terminated, truncated = self.simulator.step(
             step_key, state.inner, clip(self.action_space, action)
         )
-        truncated = truncated & ~terminated
-        done = terminated | truncated
-        episode_return = state.episode_return + reward
+        truncated = jax.tree.map(lambda late, over: late & ~over, truncated, terminated)
+        done = ended(terminated, truncated, axes=0)
+        episode_return = state.episode_return + _mean_of_agents(reward)
         episode_length = state.episode_length + 1
         after = EnvState(key, inner, episode_return, episode_length)
         fresh, first_obs = self._start(key, reset_key)
@@ -118,7 +127,7 @@ class Environment:
             obs, reward, terminated, truncated, last_obs, episode_return, episode_length
         )
 
-    def _start(self, key: jax.Array, reset_key: jax.Array) -> tuple[EnvState, jax.Array]:
+    def _start(self, key: jax.Array, reset_key: jax.Array) -> tuple[EnvState, Tree]:
         inner, obs = self.simulator.reset(reset_key)
         return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
 
@@ -129,13 +138,8 @@ def key_rows(key: jax.Array, envs: int) -> jax.Array:
 
 
 def episode_totals(step: Step) -> dict[str, jax.Array]:
-    """How many episodes end in `step`, and the sums of their returns and lengths; add them up.
-
-    Where several agents act, an episode ends when all of them have ended.
-    """
-    done = step.terminated | step.truncated
-    done = jnp.all(done, axis=-1) if done.ndim > step.episode_length.ndim else done
-    done = done.astype(jnp.float32)
+    """How many episodes end in `step`, and the sums of their returns and lengths; add them up."""
+    done = ended(step.terminated, step.truncated, step.episode_length.ndim).astype(jnp.float32)
     return {
         "episodes": done,
         "episode_return": done * step.episode_return,
@@ -143,9 +147,18 @@ def episode_totals(step: Step) -> dict[str, jax.Array]:
     }
 
 
-def clip(space: Action, x: jax.Array) -> jax.Array:
+def ended(terminated: Tree, truncated: Tree, axes: int) -> jax.Array:
+    """Whether an episode ended, which it does when all its agents have; its first axes remain."""
+    done = jax.tree.leaves(jax.tree.map(jnp.logical_or, terminated, truncated))
+    agents = tuple(jnp.all(x, axis=tuple(range(axes, x.ndim))) for x in done)
+    return functools.reduce(jnp.logical_and, agents)
+
+
+def clip(space: Action | Groups, x: Tree) -> Tree:
     """The element of `space` nearest to `x`."""
     match space:
+        case Groups(spaces):
+            return {name: clip(inner, x[name]) for name, inner in spaces}  # pyright: ignore[reportArgumentType]
         case Discrete(n):
             return jnp.clip(x, 0, n - 1)
         case MultiDiscrete(sizes):
@@ -153,6 +166,14 @@ def clip(space: Action, x: jax.Array) -> jax.Array:
         case Box(low, high, shape):
             return jnp.clip(x, _bound(low, shape), _bound(high, shape))
     assert_never(space)
+
+
+def _mean_of_agents(reward: Tree) -> jax.Array:
+    """The mean of the rewards of one step of one environment."""
+    rewards = jax.tree.leaves(reward)
+    if len(rewards) == 1 and not rewards[0].ndim:
+        return rewards[0]
+    return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in rewards]))
 
 
 def _bound(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> float | jax.Array:

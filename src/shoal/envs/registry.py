@@ -16,6 +16,7 @@ FAMILIES = {
     "gymnasium": ("shoal.envs.gymnasium", "GymnasiumSimulator", HostEnvironment),
     "envpool": ("shoal.envs.envpool", "EnvPoolSimulator", HostEnvironment),
     "pettingzoo": ("shoal.envs.pettingzoo", "PettingZooSimulator", HostEnvironment),
+    "jaxmarl": ("shoal.envs.jaxmarl", "JaxMARLSimulator", Environment),
 }
 MANY = 60  # names, beyond which only near ones are worth reading
 

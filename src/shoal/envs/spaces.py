@@ -57,6 +57,25 @@ Space = Action | Dict
 ACTIONS = (Discrete, MultiDiscrete, Box)  # every kind of action space
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Agents that differ: what each agent of a group sees or does, by the group's sorted name."""
+
+    spaces: tuple[tuple[str, Space], ...]
+
+
+# What each agent is shown, by name, where it is shown more than what it sees itself.
+SEEN, MASK, WORLD = "seen", "mask", "world"
+
+
+def parts(space: Observation) -> tuple[Observation, bool, Observation | None]:
+    """What an agent sees itself, whether it is told what it may do, and the world if shown."""
+    named = dict(space.spaces) if isinstance(space, Dict) else {}
+    if SEEN not in named:
+        return space, False, None
+    return named[SEEN], MASK in named, named.get(WORLD)
+
+
 def leaves(space: Observation) -> tuple[Box, ...]:
     """The boxes of an observation, in the order of its sorted names."""
     match space:
