@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -50,11 +51,11 @@ def children():
     ]  # fmt: skip
 
 
-def open_memory():
-    """Shared memory that this process holds open."""
+def held(kind):
+    """How many files of a kind this process holds open."""
     gc.collect()
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in _fds()]
-    return sum("memfd:shoal" in link for link in links)
+    return sum(kind in link for link in links)
 
 
 def _fds():
@@ -63,10 +64,11 @@ def _fds():
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    before = open_memory()
+    memory, pipes = held("memfd:shoal"), held("pipe:")
     yield
     assert children() == []
-    assert open_memory() <= before + 1, "shared memory is still open"
+    assert held("memfd:shoal") <= memory + 1, "shared memory is still open"
+    assert held("pipe:") <= pipes, "pipes to workers are still open"
 
 
 @cache
@@ -207,6 +209,16 @@ def test_a_plan_that_needs_more_memory_than_there_is_says_how_much(monkeypatch):
     plan = shoal.plan(on_world(), shoal.single_learner_fine(2), ONE)
     with pytest.raises(shoal.ShoalError, match=r"need .*B of shared memory, and 1.0 kB are free"):
         shoal.run(plan, "processes", ticks=1)
+
+
+def test_a_port_that_is_taken_is_told_of(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr("shoal.runtime.hire.free_port", lambda: other.getsockname()[1])
+        plan = shoal.plan(graph_of("ppo"), shoal.multi_learner(2), ONE)
+        with pytest.raises(shoal.ShoalError, match="where replicas were to meet"):
+            shoal.run(plan, "processes", ticks=1, state=start_of("ppo"))
 
 
 def test_a_killed_learner_stops_the_run_and_the_newest_state_is_kept():

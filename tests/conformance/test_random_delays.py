@@ -41,7 +41,7 @@ class Dawdling:
     def act(self, turns, *, version):
         return turns + 1, version
 
-    @shoal.host(lambda turns: spec(turns), per="env")
+    @shoal.host(spec, per="env")
     def dawdle(self, turns):
         some_time([self.seed, *turns.tolist()])
         return turns
@@ -50,7 +50,7 @@ class Dawdling:
     def learn(self, version, made_with, turns):
         return version + 1, version - jnp.min(made_with) + 0 * jnp.max(turns)
 
-    @shoal.host(lambda version: spec(version))
+    @shoal.host(spec)
     def ponder(self, version):
         some_time([self.seed, 77, int(version)])
         return version

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from shoal.errors import PlaceError
+from shoal.errors import PlaceError, RunError
 from shoal.graph.words import size_text
 from shoal.planning.cluster import Cluster, Device, Host
 
@@ -82,3 +82,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def check_port(address: str) -> str:
+    """Check that nobody listens on `address`, such as "127.0.0.1:1234"; JAX itself would crash."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            raise RunError(
+                f"{address}, where replicas were to meet, can't be listened on: {error.strerror}",
+                "Somebody took the port a moment ago: run again.",
+            ) from error
+    return address

@@ -145,9 +145,8 @@ class Processes:
             self._board.halt()
 
     def _heard(self, child: Child) -> dict[str, Any]:
-        child.output.join(PATIENCE)
         line = child.report.readline()
-        child.report.close()
+        child.close()
         return {"failed": child.process.returncode != 0, **(json.loads(line) if line else {})}
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
@@ -217,4 +216,4 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-            child.output.join(PATIENCE)
+            child.told = child.told or self._heard(child)

@@ -14,6 +14,7 @@ from shoal.planning.cluster import Cluster, Device, Place
 from shoal.planning.laws import make_plan
 from shoal.planning.policy import DistributionPolicy
 from shoal.runtime.crew import CompiledCrew
+from shoal.runtime.machine import check_port
 from shoal.runtime.orders import Orders
 from shoal.runtime.program import write_program
 from shoal.tracing.trace import trace
@@ -63,7 +64,11 @@ def join_group(orders: Orders) -> None:
     group = orders.group
     assert group is not None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(group.address, group.processes, group.index)
+    if group.index == 0:
+        check_port(group.address)
+    jax.distributed.initialize(
+        group.address, group.processes, group.index, coordinator_bind_address=group.address
+    )
 
 
 def environment(kinds: Mapping[str, int]) -> dict[str, str]:

@@ -41,6 +41,14 @@ class Child:
         """Who it is, as its output is marked."""
         return "+".join(f"{fragment}[{worker}]" for fragment, worker in self.seats)
 
+    def close(self) -> None:
+        """Once it has ended: wait for its last words, and give back its pipes."""
+        assert self.process.stdout is not None
+        self.output.join(PATIENCE)
+        self.report.close()
+        if not self.output.is_alive():  # else what it started itself may still speak
+            self.process.stdout.close()
+
 
 def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
     """Start a process with its orders."""
