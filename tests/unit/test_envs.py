@@ -98,6 +98,28 @@ def test_an_environment_does_not_depend_on_its_neighbours(env):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[:, :2], y, rtol=1e-6), many, few)
 
 
+@dataclass(frozen=True)
+class CostlyWalk(Walk):
+    """The same, but it does not want to be reset for nothing."""
+
+    costly_reset = True
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 99))
+def test_costly_resets_give_the_numbers_of_plain_ones(seed):
+    actions = jax.random.randint(jax.random.PRNGKey(seed), (12, 3), 0, 3)
+    plain = play(Environment("walk", Walk()), keys(3, seed), actions)
+    costly = play(Environment("walk", CostlyWalk()), keys(3, seed), actions)
+    jax.tree.map(np.testing.assert_array_equal, plain, costly)
+
+
+def test_a_costly_reset_is_made_only_where_an_episode_ends():
+    env = Environment("walk", CostlyWalk())
+    step = jax.make_jaxpr(env.step)(env.reset(keys(3))[0], jnp.zeros(3, int))
+    assert "cond[" in str(step)
+
+
 def test_totals_count_each_episode_once_and_are_finite_without_any():
     _, steps = play(Environment("walk", Walk()), keys(3), jnp.ones((8, 3), int))
     totals = jax.tree.map(lambda x: jnp.sum(x, 0), episode_totals(steps))

@@ -1,16 +1,20 @@
 """Environments: a family brings a simulator; Shoal adds keys, auto-reset and statistics."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, assert_never
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from shoal.envs.spaces import Action, Box, Discrete, Groups, MultiDiscrete, Observation
 from shoal.tracing.stage import stage
 
 Tree = Any  # a pytree of arrays
+Start = Callable[..., Tree]
 
 
 class Transition(NamedTuple):
@@ -32,7 +36,8 @@ class Simulator(Protocol):
     """The rules of ONE environment, without auto-reset; hashable, equal when the rules are.
 
     This is all that a family of environments has to offer. States are pytrees of arrays. One with
-    several agents also has `agents`, their names in the order of the agents' axis.
+    several agents also has `agents`, their names in the order of the agents' axis. One whose resets
+    take long has `costly_reset = True`: then none is made until some environment ends.
     """
 
     @property
@@ -121,8 +126,8 @@ class Environment:
         episode_return = state.episode_return + _mean_of_agents(reward)
         episode_length = state.episode_length + 1
         after = EnvState(key, inner, episode_return, episode_length)
-        fresh, first_obs = self._start(key, reset_key)
-        next_state, obs = _where(done, (fresh, first_obs), (after, last_obs))
+        start = _start_rarely if getattr(self.simulator, "costly_reset", False) else _start_where
+        next_state, obs = start(self._start, done, (key, reset_key), (after, last_obs))
         return next_state, Step(
             obs, reward, terminated, truncated, last_obs, episode_return, episode_length
         )
@@ -176,6 +181,35 @@ def _mean_of_agents(reward: Tree) -> jax.Array:
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in rewards]))
 
 
+def _start_where(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree:
+    """What `start` makes of `keys` where an episode is done, else what is going on."""
+    return _where(done, start(*keys), going)
+
+
+def _start_rarely(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree:
+    """The same numbers, but nothing is started while no row of a batch is done."""
+
+    def chosen(done: jax.Array, keys: Tree, going: Tree) -> Tree:
+        return _start_where(start, done, keys, going)
+
+    alone = custom_vmap(chosen)
+
+    @alone.def_vmap
+    def _(rows: int, batched: Tree, done: jax.Array, keys: Tree, going: Tree) -> Tree:
+        done, keys, going = jax.tree.map(
+            lambda is_row, x: x if is_row else jnp.broadcast_to(x, (rows, *x.shape)),
+            tuple(batched),
+            (done, keys, going),
+        )
+        going = _like(jax.eval_shape(jax.vmap(chosen), done, keys, going), going)
+        started = lax.cond(
+            jnp.any(done), jax.vmap(chosen), lambda done, keys, going: going, done, keys, going
+        )
+        return started, jax.tree.map(lambda _: True, started)
+
+    return alone(done, keys, going)
+
+
 def _bound(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> float | jax.Array:
     return jnp.asarray(bound).reshape(shape) if isinstance(bound, tuple) else bound
 
@@ -187,4 +221,9 @@ def _typed(tree: Tree) -> Tree:
 
 def _where(condition: jax.Array, yes: Tree, no: Tree) -> Tree:
     """`yes` where the condition holds, else `no`, in the dtypes of `yes`."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, jnp.asarray(y, x.dtype)), yes, no)
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), yes, _like(yes, no))
+
+
+def _like(wanted: Tree, tree: Tree) -> Tree:
+    """`tree` in the dtypes of `wanted`."""
+    return jax.tree.map(lambda x, y: jnp.asarray(y, x.dtype), wanted, tree)

@@ -13,6 +13,7 @@ from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 # asked for, since each needs its own package. A bare name belongs to the first family.
 FAMILIES = {
     "gymnax": ("shoal.envs.gymnax", "GymnaxSimulator", Environment),
+    "brax": ("shoal.envs.brax", "BraxSimulator", Environment),
     "gymnasium": ("shoal.envs.gymnasium", "GymnasiumSimulator", HostEnvironment),
     "envpool": ("shoal.envs.envpool", "EnvPoolSimulator", HostEnvironment),
     "pettingzoo": ("shoal.envs.pettingzoo", "PettingZooSimulator", HostEnvironment),
