@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import reduction
@@ -158,6 +159,11 @@ class Shared:
         }
         return Hall(self.rings.open(self.memory), bells, lambda: word.__setitem__(0, 1))
 
+    @contextmanager
+    def at(self, job, args):
+        """The channels in a process that does some job."""
+        yield self.hall()
+
     def is_asleep(self, end: tuple[str, int]) -> bool:
         """Whether an end has found that it may not go on, and waits."""
         return self.memory.words(self.bells, len(ends_of(self.sheets)))[
@@ -220,19 +226,23 @@ class Process:
 
 def _run_alone(line: Shared, job, args, give) -> None:
     try:
-        give.send(("done", job(line.hall(), *args)))
+        with line.at(job, args) as hall:
+            give.send(("done", job(hall, *args)))
     except BaseException as error:
         give.send(("raised", error))
 
 
 THREADS, PROCESSES = "threads", "processes"
+LINES = {"shared": Shared}
 
 
 class Meeting:
     """Channels and their ends at work, in threads or processes."""
 
     def __init__(self, kind: str, carry: str, sheets: dict[str, Sheet]) -> None:
-        self.line = Shared(sheets) if carry == "shared" else None
+        self.line = None if carry == "in process" else LINES[carry](sheets)
+        if carry == "tcp":
+            self.line.together = kind == THREADS
         self.hall = self.line.hall() if self.line else local_hall(sheets)
         self.stile = self.hall.channels["c"].turnstile
         self.start = partial(*((Process, self.line) if kind == PROCESSES else (Thread, self.hall)))

@@ -24,11 +24,16 @@ from conformance.lines import (
     wait_take,
     write,
 )
+from conformance.wired import Wired
 from shoal.planning.policy import Latest, Lockstep, Queue, lag_of, takes_some
 from shoal.runtime.team import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
-CARRIERS = {"in process": local_hall, "shared memory": lambda sheets: Shared(sheets).hall()}
+CARRIERS = {
+    "in process": local_hall,
+    "shared memory": lambda sheets: Shared(sheets).hall(),
+    "tcp": lambda sheets: Wired(sheets).hall(settles=True),
+}
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
 FLOWS = st.one_of(
     st.builds(Lockstep, st.integers(0, 2)),
@@ -133,7 +138,13 @@ def test_in_any_order_of_moves_each_message_arrives_once_whole_and_in_order(carr
         move(end)
 
 
-SETTINGS = [(THREADS, "in process"), (THREADS, "shared"), (PROCESSES, "shared")]
+SETTINGS = [
+    (THREADS, "in process"),
+    (THREADS, "shared"),
+    (THREADS, "tcp"),
+    (PROCESSES, "shared"),
+    (PROCESSES, "tcp"),
+]
 settings_of_ends = pytest.mark.parametrize(
     ("kind", "carry"), SETTINGS, ids=[f"{c}, {k}" for k, c in SETTINGS]
 )
@@ -157,14 +168,12 @@ def test_ends_that_run_at_once_lose_repeat_and_tear_nothing(
     kind, carry, flow, writers, readers, values
 ):
     sheet = make_sheet(flow, writers, readers, values)
-    meeting, lag = Meeting(kind, carry, {"c": sheet}), lag_of(flow)
+    meeting = Meeting(kind, carry, {"c": sheet})
     ticks = 60 * (writers if takes_some(flow) else 1)
     puts = ticks * flow.take // writers if takes_some(flow) else ticks
-    for end in range(writers):
-        write(meeting.hall, end, 0, lag)
-    jobs = [meeting.start(write, end, lag, puts) for end in range(writers)]
+    jobs = [meeting.start(write, end, 0, puts) for end in range(writers)]
     reading = [meeting.start(read, end, ticks) for end in range(readers)]
-    assert [job.result() for job in jobs] == [puts - lag] * writers
+    assert [job.result() for job in jobs] == [puts] * writers
     for end, job in enumerate(reading):
         got = job.result()
         assert got.versions == [tuple(n for _, n in turns) for turns in got.turns]
@@ -181,6 +190,7 @@ def test_a_full_ring_makes_its_writer_wait_until_there_is_room(kind, carry, flow
     sheet = make_sheet(flow, 1, 1)
     meeting = Meeting(kind, carry, {"c": sheet})
     writer = meeting.start(write, 0, 0, 10**9)
+    meeting.stile.may_take(0, 0)  # the reader is there, and only looks
     puts = meeting.stile.counts.puts
     for taken in range(5):
         until(lambda n=taken: puts[0] == sheet.gate.capacity + n)
@@ -199,7 +209,8 @@ def test_a_full_ring_makes_its_writer_wait_until_there_is_room(kind, carry, flow
 def test_whoever_waits_ends_when_all_is_halted(kind, carry, flow):
     meeting = Meeting(kind, carry, one_line(flow, 2, 1, "stacked"))
     reader = meeting.start(read, 0, 10**9)
-    writer = meeting.start(write, 0, 0, 5)  # the other writer never comes
+    writer = meeting.start(write, 0, 0, 5)
+    meeting.start(write, 1, 0, 0)  # which puts nothing
     if not isinstance(flow, Latest):
         until(lambda: meeting.stile.counts.puts[0] == meeting.stile.sheet.gate.capacity)
     if meeting.line:

@@ -120,6 +120,7 @@ class Turnstile:
     counts: Counts
     bundle: Bundle | None = None
     fence: Callable[[], None] = lambda: None
+    admit: Callable[[int], bool] | None = None  # who says if a free end may begin, if elsewhere
     taken: list[int] = field(default_factory=list)
     readers: list[list[Bell]] = field(default_factory=list)  # to wake, by writer's end
     writers: list[list[Bell]] = field(default_factory=list)  # to wake, by reader's end
@@ -140,30 +141,32 @@ class Turnstile:
         if self.bundle is not None:
             turns = self.bundle.turns(tick)
             return turns is not None and all(self.counts.puts[w] > n for w, n in turns)
+        if self.admit is not None:
+            return self.admit(end)
         return may_take(self.sheet.gate, self.counts, end, self.taken[end], tick)
 
     def turns(self, end: int, tick: int) -> list[Turn]:
         """The writers' ends that a reader's next take brings from, and the messages' numbers."""
         if self.bundle is not None:
             return self.bundle.turns(tick) or []
-        number = self._begin(end) if self._is_news else self.taken[end]
+        number = self.begin(end) if self._is_news else self.taken[end]
         return [(w, number) for w in self.sheet.gate.sources[end]]
 
-    def _begin(self, end: int) -> int:
+    def begin(self, end: int) -> int:
         """The newest version, noted in the ledger if the reader's end is free to use it late."""
-        version, ledger = self._newest(end), self.counts.ledger
+        version, ledger = self.newest(end), self.counts.ledger
         if self.sheet.gate.admits and ledger is not None:
             ledger.begin(end, version)
             self.fence()
             # Had the writer gone on before it could see this, the newest is another by now.
-            while (newest := self._newest(end)) != version:
+            while (newest := self.newest(end)) != version:
                 version = newest
                 ledger.amend(end, version)
         return version
 
     def again(self, end: int) -> list[Turn]:
         """As `turns`, for a reader that found the newest written over while it looked."""
-        newest, ledger = self._newest(end), self.counts.ledger
+        newest, ledger = self.newest(end), self.counts.ledger
         if self.sheet.gate.admits and ledger is not None:
             ledger.amend(end, newest)
         return [(w, newest) for w in self.sheet.gate.sources[end]]
@@ -205,7 +208,8 @@ class Turnstile:
             for bell in self.writers[end]:
                 bell.ring()
 
-    def _newest(self, end: int) -> int:
+    def newest(self, end: int) -> int:
+        """The number of the newest message that a reader's end has of all its sources."""
         return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,6 +16,7 @@ from shoal.runtime.fire import AHEAD, Counts, Ledger, Turn
 from shoal.runtime.gates import Cell, Sheet
 from shoal.runtime.memory import LINE, ORDERED, Memory, Room, fence
 
+Target = tuple[np.ndarray, str, bool, Any]  # an array, of which value, if it is a key, which rows
 NEWEST = AHEAD + 1  # slots where only the newest is read: writers never wait, readers look again
 
 
@@ -84,28 +85,42 @@ class ShmChannel:
         self._versions = memory.packed(ring.versions, marks)
         self._numbers = memory.packed(ring.numbers, marks)
         self._is_newest = isinstance(sheet.gate.flow, Latest)
-        self._filling: dict[int, list[list[tuple[np.ndarray, str, bool, Any]]]] = {}
+        self._filling: dict[int, list[list[Target]]] = {}
         self._looking: dict[int, list[Message]] = {}
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Fill the next slot in place."""
         number = self.turnstile.counts.puts[end]
         slot = number % self._slots
-        mark = end * self._slots + slot
         if end not in self._filling:
-            self._filling[end] = [self._targets(end, s) for s in range(self._slots)]
-        if self._is_newest:
-            self._numbers[mark] = -1
+            readers = range(self._sheet.readers)
+            self._filling[end] = [self.rooms(end, s, readers) for s in range(self._slots)]
+        self.begin_landing(end, number)
         for room, name, is_key, rows in self._filling[end][slot]:
             x = message[name]
             if is_key and type(x) is not np.ndarray:
-                x = _key_data(x)
+                x = key_data(x)
             room[...] = x if rows is None else np.asarray(x)[rows]
+        self.end_landing(end, number, version)
+
+    def begin_landing(self, end: int, number: int) -> None:
+        """A message's slot is about to be filled: who still reads news there will look again."""
+        if self._is_newest:
+            self._numbers[self._mark((end, number))] = -1
+
+    def end_landing(self, end: int, number: int, version: int) -> None:
+        """A message lies whole in its slot: let readers see it."""
+        mark = self._mark((end, number))
         self._versions[mark] = version
         self._numbers[mark] = number
         if not ORDERED:
             fence()
         self.turnstile.did_put(end)
+
+    @property
+    def slots(self) -> int:
+        """How many messages of one end it holds."""
+        return self._slots
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """The next message, looked at where it lies; its slot is free again on return."""
@@ -178,9 +193,9 @@ class ShmChannel:
             for places in self._ring.slots
         ]
 
-    def _targets(self, end: int, slot: int) -> list[tuple[np.ndarray, str, bool, Any]]:
-        """Where an end's values go: an array, and which rows of the value, None for all."""
-        found: list[tuple[np.ndarray, str, bool, Any]] = []
+    def rooms(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
+        """Where an end's values go for these readers: an array, and which rows, None for all."""
+        found: list[Target] = []
         for cell in self._sheet.cells:
             lie = self._arrays[slot]
             if cell.stacked:
@@ -188,10 +203,12 @@ class ShmChannel:
             elif cell.axis is None or takes_some(self._sheet.gate.flow):
                 found.append((lie[cell.name, end], cell.name, cell.is_key, None))
             else:
-                found += self._rows(cell, end, lie)
+                found += self._rows(cell, end, lie, readers)
         return found
 
-    def _rows(self, cell: Cell, end: int, lie: Mapping[tuple[str, int], np.ndarray]) -> list[Any]:
+    def _rows(
+        self, cell: Cell, end: int, lie: Mapping[tuple[str, int], np.ndarray], readers: Any
+    ) -> list[Target]:
         assert cell.axis is not None
         before, wide = (slice(None),) * cell.axis, self._sheet.rows // self._sheet.writers
         found = []
@@ -199,7 +216,7 @@ class ShmChannel:
             first = 0
             for piece in cut:
                 count = piece.stop - piece.start
-                if piece.writer == end:
+                if piece.writer == end and reader in readers:
                     room = lie[cell.name, reader][(*before, slice(first, first + count))]
                     rows = None if count == wide else (*before, slice(piece.start, piece.stop))
                     found.append((room, cell.name, cell.is_key, rows))
@@ -214,7 +231,8 @@ class ShmChannel:
         }
 
 
-def _key_data(x: Any) -> np.ndarray:
+def key_data(x: Any) -> np.ndarray:
+    """A key's words; needs JAX only where there is a key."""
     from jax.random import key_data
 
     return np.asarray(key_data(x))

@@ -1,0 +1,90 @@
+"""How a connection begins: both sides prove that they know the run's token, and say who they are.
+
+Who listens sends a challenge, who connects answers it and sends another, and the answer to that
+lets it in. The token itself never travels, and an answer is of no use on another connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from struct import Struct
+from typing import NamedTuple
+
+from shoal.runtime.frames import MAGIC, VERSION
+
+NONCE = 32
+TOKEN = 32  # bytes of a run's token
+HELLO = Struct("<4sB3x32s")  # magic, version, nonce
+CLAIM = Struct("<4sBxHH2x32s32s32s")  # magic, version, who, whom, layout, nonce, proof
+WELCOME = Struct("<32s")
+
+
+class NotAdmitted(Exception):
+    """Why the other side of a connection is refused."""
+
+
+class Pass(NamedTuple):
+    """What both sides of a connection must agree on: the run's token, and how messages lie."""
+
+    token: bytes
+    layout: bytes  # a digest of all channels' specs
+
+    def __repr__(self) -> str:
+        return "Pass(...)"  # no token in a log
+
+
+def digest(text: str) -> bytes:
+    """What channels' specs are compared by."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def hello(nonce: bytes) -> bytes:
+    """What a listener says first."""
+    return HELLO.pack(MAGIC, VERSION, nonce)
+
+
+def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes) -> bytes:
+    """The answer of who connects; `ends` are who it is and whom it wants."""
+    theirs = _opened(said, HELLO)[2]
+    proof = _proof(known, b"claim", ends, theirs + nonce)
+    return CLAIM.pack(MAGIC, VERSION, *ends, known.layout, nonce, proof)
+
+
+def welcome(known: Pass, me: int, nonce: bytes, said: bytes) -> tuple[int, bytes]:
+    """Who connects, and the answer that lets it in; `nonce` is that of the listener's hello."""
+    _, _, who, whom, layout, theirs, proof = _opened(said, CLAIM)
+    if not hmac.compare_digest(proof, _proof(known, b"claim", (who, whom), nonce + theirs)):
+        raise NotAdmitted("a stranger: it doesn't know the run's token")
+    if whom != me:
+        raise NotAdmitted(f"worker {who} looks for worker {whom}, and this is {me}")
+    if layout != known.layout:
+        raise NotAdmitted(f"worker {who} has another plan's channels")
+    return who, WELCOME.pack(_proof(known, b"welcome", (who, whom), theirs + nonce))
+
+
+def check_welcome(known: Pass, ends: tuple[int, int], nonces: bytes, said: bytes) -> None:
+    """Raise unless the listener knows the token too; `nonces` are one's own and the listener's."""
+    if not hmac.compare_digest(said, _proof(known, b"welcome", ends, nonces)):
+        raise NotAdmitted("who listens there doesn't know the run's token")
+
+
+def nonce_of(said: bytes) -> bytes:
+    """The nonce of a listener's hello."""
+    return _opened(said, HELLO)[2]
+
+
+def _proof(known: Pass, what: bytes, ends: tuple[int, int], nonces: bytes) -> bytes:
+    text = what + b"%d,%d;" % ends + nonces
+    return hmac.digest(known.token, text, "sha256")
+
+
+def _opened(said: bytes, form: Struct) -> tuple:
+    if len(said) != form.size:
+        raise NotAdmitted("it said too little")
+    found = form.unpack(said)
+    if found[0] != MAGIC:
+        raise NotAdmitted("it doesn't speak as Shoal does")
+    if found[1] != VERSION:
+        raise NotAdmitted(f"it speaks version {found[1]}, and this is version {VERSION}")
+    return found

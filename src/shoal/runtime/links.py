@@ -1,0 +1,393 @@
+"""Connections between workers of different hosts: how they are made, and what becomes of them.
+
+A thread for each connection reads it, into memory that is there before; who has something to send
+sends it itself. There is always room for what may come (channels see to that), so readers never
+wait for anybody, and nobody who sends can wait for ever on a worker that lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shoal.errors import RunError
+from shoal.runtime import greeting
+from shoal.runtime.frames import BYE, HEAD, Begun, Frame, Reading, Refused, Terms, on_body, on_head
+from shoal.runtime.greeting import NotAdmitted, Pass
+from shoal.runtime.logs import Say, to_stderr
+
+Address = tuple[str, int]
+LOOPBACK = "127.0.0.1"
+GREETING = 5.0  # seconds that who connects has to prove who it is
+PENDING = 32  # connections that may be proving it at once; more are turned away
+PATIENCE = 120.0  # seconds that workers wait for each other to start
+LINGER = 2.0  # seconds that what was sent has to arrive when a worker ends
+GRACE = 5.0  # seconds that somebody else has to say why a worker is gone
+BUFFERS = 4 << 20
+MOST_VIEWS = 512  # arrays that go in one call
+_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class Ears(Protocol):
+    """Who hears what comes on a connection."""
+
+    def room(self, frame: Frame) -> Sequence[Any]:
+        """Buffers for a frame's body."""
+        ...
+
+    def arrived(self, frame: Frame) -> None:
+        """A frame has come whole."""
+        ...
+
+
+def listen(host: str = LOOPBACK) -> socket.socket:
+    """A socket that workers of other hosts can connect to, at a free port."""
+    found = socket.create_server((host, 0), backlog=128, family=_family(host))
+    found.set_inheritable(True)
+    return found
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+@dataclass
+class Link:
+    """A connection to one other worker, from when it stands until one of them ends."""
+
+    name: str
+    sock: socket.socket
+    check: Callable[[], None]
+    lost: str = ""  # why it is gone, if it didn't end well
+    since: float = 0.0
+    ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self, frame: Frame, body: Iterable[Any] = ()) -> None:
+        """Send a frame, waiting for room on the way; dropped if the other has ended."""
+        views = [frame.packed(), *body]
+        with self._lock:
+            if self.ended:
+                return
+            try:
+                if not self.lost and _send(self.sock, views, HEAD.size + frame.length, self.check):
+                    return
+            except OSError as error:
+                self.lose(_why(error))
+        self._bear()
+
+    def _bear(self) -> None:
+        """The other is gone: let whoever knows why say so first."""
+        while not self.ended:
+            self.check()
+            check_link(self)
+            threading.Event().wait(0.02)
+
+    def lose(self, why: str) -> None:
+        """Note that the connection is gone."""
+        if not (self.lost or self.ended):
+            self.since = time.monotonic()
+            self.lost = why
+
+    def read(self, terms: Terms, ears: Ears) -> None:
+        """Read frames until the other ends; what isn't a frame ends the connection."""
+        state, head = Reading.start(terms), bytearray(HEAD.size)
+        while True:
+            _fill(self.sock, [head])
+            state, events = on_head(state, bytes(head))
+            match events[0]:
+                case Refused(why):
+                    raise NotAdmitted(why)
+                case Begun(frame) if frame.kind == BYE:
+                    self.ended = True
+                    return
+                case Begun(frame):
+                    if frame.length:
+                        _fill(self.sock, ears.room(frame))
+                        state, _ = on_body(state, frame.length)
+                    ears.arrived(frame)
+
+    def close(self) -> None:
+        """Say that this worker has ended, unless the other has."""
+        with suppress(OSError), self._lock:
+            if not (self.lost or self.ended):
+                self.sock.settimeout(0.5)
+                self.sock.sendall(Frame(BYE, 0, 0, 0).packed())
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def is_done(self) -> bool:
+        """Whether nothing of what was sent is still on its way."""
+        if self.lost or self.ended:
+            return True
+        try:
+            return _is_delivered(self.sock)
+        except OSError:
+            return True
+
+
+def check_link(link: Link) -> None:
+    """Raise if a worker has been gone for so long that nobody else will say why."""
+    if link.lost and not link.ended and time.monotonic() - link.since >= GRACE:
+        raise RunError(
+            f"the connection to worker {link.name} is lost: {link.lost}",
+            "Its own output, marked with its name, may say why; or its host is gone.",
+        )
+
+
+class Links:
+    """All connections of this worker."""
+
+    def __init__(
+        self,
+        me: int,
+        names: Sequence[str],
+        known: Pass,
+        check: Callable[[], None] = lambda: None,
+        say: Say = to_stderr,
+    ) -> None:
+        self.me, self.names, self._known = me, names, known
+        self._check, self._say = check, say
+        self.links: dict[int, Link] = {}
+        self._news = threading.Condition()
+        self._pending = threading.BoundedSemaphore(PENDING)
+        self._refused = 0
+        self._closed = False
+        self._listener: socket.socket | None = None
+
+    def check(self) -> None:
+        """Raise if all is to stop, or a worker has been gone for too long."""
+        self._check()
+        for link in list(self.links.values()):
+            check_link(link)
+
+    def join(
+        self, listener: socket.socket, others: Iterable[int], addresses: Sequence[Address]
+    ) -> None:
+        """Connect with all these workers: to those before this one, from those after it."""
+        others = frozenset(others)
+        self._listener = listener
+        after = {other for other in others if other > self.me}
+        if after:
+            threading.Thread(target=self._admit, args=(listener, after), daemon=True).start()
+        for other in sorted(others - after):
+            self._stand(other, self._connect(other, addresses[other]))
+        until = time.monotonic() + PATIENCE
+        while missing := others - set(self.links):
+            self._check()
+            if time.monotonic() > until:
+                names = ", ".join(self.names[m] for m in sorted(missing))
+                raise RunError(
+                    f"no connection from {names} in {PATIENCE:.0f} seconds",
+                    "Its own output may say why; its host must reach this one.",
+                )
+            with self._news:
+                self._news.wait(0.05)
+
+    def _stand(self, other: int, sock: socket.socket) -> None:
+        with self._news:
+            self.links[other] = Link(self.names[other], _tuned(sock), self._check)
+            self._news.notify_all()
+
+    def read(self, terms: Mapping[int, Terms], ears: Ears, wake: Callable[[], None]) -> None:
+        """Begin to read every connection; `wake` whoever waits when one is gone."""
+        for other, link in self.links.items():
+            args = link, terms[other], ears, wake
+            threading.Thread(target=self._read, args=args, daemon=True).start()
+
+    def _read(self, link: Link, terms: Terms, ears: Ears, wake: Callable[[], None]) -> None:
+        try:
+            link.read(terms, ears)
+        except NotAdmitted as refusal:
+            self._note(f"{link.name}: {refusal}")
+            link.lose(f"it sent {refusal}")
+            with suppress(OSError):
+                link.sock.shutdown(socket.SHUT_RDWR)
+        except (OSError, EOFError) as error:
+            link.lose(_why(error))
+        except BaseException as error:
+            link.lose(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            wake()
+
+    def close(self) -> None:
+        """End all connections, so that the others know that it was meant."""
+        self._closed = True
+        if self._listener is not None:
+            with suppress(OSError):  # wakes who accepts
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for link in self.links.values():
+            link.close()
+        until = time.monotonic() + LINGER
+        while time.monotonic() < until and not all(x.is_done() for x in self.links.values()):
+            threading.Event().wait(1e-3)
+
+    def _note(self, line: str) -> None:
+        """Say who was refused; of very many only some."""
+        self._refused += 1
+        if self._refused <= 20 or self._refused & (self._refused - 1) == 0:
+            self._say(f"refused a connection ({self._refused}): {line}")
+
+    # Who listens.
+
+    def _admit(self, listener: socket.socket, others: set[int]) -> None:
+        while not self._closed:
+            try:
+                sock, address = listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                threading.Event().wait(0.05)  # out of descriptors, perhaps
+                continue
+            if not self._pending.acquire(blocking=False):
+                sock.close()
+                self._note(f"{address[0]}: {PENDING} others are being asked who they are")
+                continue
+            args = sock, address[0], others
+            threading.Thread(target=self._greet, args=args, daemon=True).start()
+
+    def _greet(self, sock: socket.socket, host: str, others: set[int]) -> None:
+        try:
+            nonce = os.urandom(greeting.NONCE)
+            sock.settimeout(GREETING)
+            sock.sendall(greeting.hello(nonce))
+            said = _within(sock, greeting.CLAIM.size, GREETING)
+            who, answer = greeting.welcome(self._known, self.me, nonce, said)
+            if who not in others or who in self.links:
+                raise NotAdmitted(f"worker {who} isn't expected here")
+            sock.sendall(answer)
+            self._stand(who, sock)
+        except (NotAdmitted, OSError, EOFError) as error:
+            sock.close()
+            if not self._closed:
+                self._note(f"{host}: {error if isinstance(error, NotAdmitted) else _why(error)}")
+        finally:
+            self._pending.release()
+
+    # Who connects.
+
+    def _connect(self, other: int, address: Address) -> socket.socket:
+        until, pause, why = time.monotonic() + PATIENCE, 0.02, ""
+        while time.monotonic() < until:
+            self._check()
+            sock = None
+            try:
+                sock = socket.create_connection(address, timeout=GREETING)
+                return self._introduce(other, sock)
+            except (NotAdmitted, OSError, EOFError) as error:
+                why = str(error) if isinstance(error, NotAdmitted) else _why(error)
+                if sock is not None:
+                    sock.close()
+            threading.Event().wait(pause)
+            pause = min(0.5, 2 * pause)
+        raise RunError(
+            f"worker {self.names[other]} can't be reached at {address[0]}:{address[1]}: {why}",
+            "Its host must reach this one: look at its firewall, and at its own output.",
+        )
+
+    def _introduce(self, other: int, sock: socket.socket) -> socket.socket:
+        ends, mine = (self.me, other), os.urandom(greeting.NONCE)
+        said = _within(sock, greeting.HELLO.size, GREETING)
+        sock.sendall(greeting.claim(self._known, ends, said, mine))
+        nonces = mine + greeting.nonce_of(said)
+        answer = _within(sock, greeting.WELCOME.size, GREETING)
+        greeting.check_welcome(self._known, ends, nonces, answer)
+        return sock
+
+
+def _within(sock: socket.socket, count: int, seconds: float) -> bytes:
+    """Exactly so many bytes, all of them within so many seconds."""
+    found, until = b"", time.monotonic() + seconds
+    while len(found) < count:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
+        some = sock.recv(count - len(found))  # no more than that: what follows is for others
+        if not some:
+            raise EOFError
+        found += some
+    return found
+
+
+def _tuned(sock: socket.socket) -> socket.socket:
+    """A socket that sends at once, and notices when the other host is gone."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+    # Whoever sends looks around now and then, should all have to stop.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 200_000))
+    return sock
+
+
+def _send(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> bool:
+    """Send all of these buffers, which have `left` bytes together."""
+    if len(views) <= MOST_VIEWS:
+        with suppress(BlockingIOError):
+            left -= (sent := sock.sendmsg(views))
+            if not left:
+                return True
+            views = _after(views, sent)
+    while left:
+        try:
+            sent = sock.sendmsg(views[:MOST_VIEWS])
+        except BlockingIOError:
+            check()
+            continue
+        left -= sent
+        views = _after(views, sent)
+    return True
+
+
+def _fill(sock: socket.socket, views: Sequence[Any]) -> None:
+    """Wait until all these buffers are full."""
+    while views:
+        if len(views) == 1:
+            count = sock.recv_into(views[0], 0, socket.MSG_WAITALL)
+        else:
+            count = sock.recvmsg_into(views[:MOST_VIEWS], 0, socket.MSG_WAITALL)[0]
+        if count == 0:
+            raise EOFError
+        views = _after(views, count)
+
+
+def _after(views: Sequence[Any], done: int) -> list[Any]:
+    """What is left of buffers of bytes when so many of them are done with."""
+    for i, view in enumerate(views):
+        if done < len(view):
+            return [memoryview(view)[done:], *views[i + 1 :]]
+        done -= len(view)
+    return []
+
+
+def _is_delivered(sock: socket.socket) -> bool:
+    """Whether the other host has all that was sent."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return True
+    return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0] == 0
+
+
+def _why(error: BaseException) -> str:
+    match error:
+        case EOFError():
+            return "it ended without a word"
+        case ConnectionResetError() | BrokenPipeError():
+            return "it was cut off"
+        case TimeoutError():
+            return "no answer in time"
+    return str(error)

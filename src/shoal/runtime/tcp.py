@@ -1,0 +1,370 @@
+"""Channels between hosts: each worker has its own ring, and messages go straight into it.
+
+A worker's ring is laid out as in shared memory, rows by reader, so what comes from many writers
+lies as its reader wants it. Counts are kept by each worker and told to those they concern: what
+was put comes with the message, what was taken makes room for the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.planning.policy import Latest, takes_some
+from shoal.runtime import frames
+from shoal.runtime.channels import Message, Receive, Taken, Turnstile
+from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key, Terms
+from shoal.runtime.gates import Sheet
+from shoal.runtime.greeting import Pass, digest
+from shoal.runtime.links import Address, Link, Links
+from shoal.runtime.memory import Memory
+from shoal.runtime.shm import Rings, ShmChannel, key_data
+
+
+@dataclass(frozen=True)
+class Lines:
+    """All channels between hosts, as plain data: who holds which end, and where to reach them."""
+
+    rings: Rings
+    size: int
+    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
+    names: tuple[str, ...]  # of workers, as errors say them
+    addresses: tuple[Address, ...]
+    token: bytes
+
+    def __repr__(self) -> str:
+        return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
+
+    @property
+    def known(self) -> Pass:
+        """What both sides of a connection must agree on."""
+        sheets = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
+        return Pass(self.token, digest("\n".join([*sheets, repr(sorted(self.ends.items()))])))
+
+    def views(self) -> Iterator[View]:
+        """Every channel."""
+        for number, ring in enumerate(self.rings.rings.values()):
+            gate = ring.sheet.gate
+            yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
+
+    def others(self, me: int) -> frozenset[int]:
+        """The workers that one worker is connected with."""
+        pairs = {pair for view in self.views() for pair in view.pairs()}
+        return frozenset(b if a == me else a for a, b in pairs if me in (a, b))
+
+
+@dataclass(frozen=True)
+class View:
+    """A channel's number and sheet, and which worker holds each end."""
+
+    number: int
+    sheet: Sheet
+    writers: tuple[int, ...]
+    readers: tuple[int, ...]
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Workers that have something to tell each other, smaller number first."""
+        for writer, worker in enumerate(self.writers):
+            found = {self.readers[r] for r in self.sheet.gate.readers.get(writer, ())}
+            for other in (found | self.beside(writer)) - {worker}:
+                yield min(worker, other), max(worker, other)
+
+    def beside(self, writer: int) -> set[int]:
+        """Workers whose ends may not fall far behind this writer's, because one reads both."""
+        gate = self.sheet.gate
+        if not isinstance(gate.flow, Latest):
+            return set()
+        ends = {w for r in gate.readers.get(writer, ()) for w in gate.sources[r]}
+        return {self.writers[w] for w in ends}
+
+    def taking(self, writer: int, worker: int) -> tuple[int, ...]:
+        """The ends of a worker that take from a writer's end."""
+        ends = self.sheet.gate.readers.get(writer, ())
+        return tuple(r for r in ends if self.readers[r] == worker)
+
+
+class TcpChannel:
+    """A channel whose ends are in different workers, as one of them sees it."""
+
+    def __init__(self, ring: ShmChannel, view: View, links: Links) -> None:
+        self._ring, self._view, self._links = ring, view, links
+        self.turnstile: Turnstile = ring.turnstile
+        self._sheet, self._gate, me = view.sheet, view.sheet.gate, links.me
+        self._is_news = isinstance(self._gate.flow, Latest)
+        self._is_some = takes_some(self._gate.flow)
+        mine = [w for w, worker in enumerate(view.writers) if worker == me]
+        self._ways = {w: list(self._ways_from(w)) for w in mine}
+        self._is_near = {w: bool(view.taking(w, me)) for w in mine}
+        self._rooms: dict[int, list[_Room]] = {}
+        self._admission = self._make_admission(mine)
+
+    def _ways_from(self, writer: int) -> Iterator[_Way]:
+        view = self._view
+        for other in sorted({view.readers[r] for r in self._gate.readers.get(writer, ())}):
+            if other != self._links.me:
+                parts = self._ring.rooms(writer, 0, view.taking(writer, other))
+                yield _Way(self._links.links[other], (view.number, writer), parts)
+
+    def _make_admission(self, mine: Sequence[int]) -> _Asking | _Granting | None:
+        if not (self._is_news and self._gate.admits):
+            return None
+        if mine:
+            return _Granting(self)
+        asking = _Asking(self)
+        self.turnstile.admit = asking.may_begin
+        return asking
+
+    def tell(self, worker: int, frame: Frame) -> None:
+        """Send a frame without a body to another worker."""
+        self._links.links[worker].send(frame)
+
+    @property
+    def view(self) -> View:
+        """Who holds which end."""
+        return self._view
+
+    def put(self, end: int, message: Message, version: int) -> None:
+        """Send a message to those workers that have a reader of it."""
+        number = self.turnstile.counts.puts[end]
+        for way in self._ways[end]:
+            way.send(message, number, version)
+        if self._is_near[end]:
+            self._ring.put(end, message, version)
+        else:
+            self.turnstile.did_put(end)
+        if self._is_news:
+            for other in self._view.beside(end) - {self._links.me}:
+                self.tell(other, Frame(COUNT, self._view.number, end, number))
+            if isinstance(self._admission, _Granting):
+                self._admission.grant()
+
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The next message, looked at where it came to lie; then there is room for another."""
+        seen: list[tuple[int, int]] = []
+
+        def look(message: Message, turns: list[tuple[int, int]]) -> Message:
+            seen[:] = turns
+            return receive(message, turns)
+
+        taken = self._ring.take(end, tick, look)
+        if not self._is_news:
+            self._tell_taken(end, seen)
+        return taken
+
+    def _tell_taken(self, end: int, turns: list[tuple[int, int]]) -> None:
+        number, writers, me = self._view.number, self._view.writers, self._links.me
+        if self._is_some:
+            for w, n in turns:
+                if writers[w] != me:
+                    self.tell(writers[w], Frame(TAKEN, number, w, n))
+            return
+        for other in {writers[w] for w, _ in turns} - {me}:
+            self.tell(other, Frame(TAKEN, number, end, turns[0][1]))
+
+    # What others send.
+
+    def room(self, frame: Frame) -> list[Any]:
+        """Where a message's arrays are to be read to."""
+        slots = self._rooms.get(frame.end) or self._make_rooms(frame.end)
+        if self._is_news:
+            self._ring.begin_landing(frame.end, frame.number)
+        return slots[frame.number % len(slots)].views
+
+    def _make_rooms(self, writer: int) -> list[_Room]:
+        readers = self._view.taking(writer, self._links.me)
+        found = [_Room(self._ring.rooms(writer, s, readers)) for s in range(self._ring.slots)]
+        self._rooms[writer] = found
+        return found
+
+    def arrived(self, frame: Frame) -> None:
+        """Count what another worker told, and wake who waited for it."""
+        stile, end = self.turnstile, frame.end
+        match frame.kind:
+            case frames.DATA:
+                slots = self._rooms[end]
+                slots[frame.number % len(slots)].settle()
+                self._ring.end_landing(end, frame.number, frame.stamp)
+            case frames.TAKEN:
+                stile.counts.takes[end] = frame.number + 1
+                for bell in stile.writers[0 if self._is_some else end] if stile.writers else ():
+                    bell.ring()
+            case frames.COUNT:
+                # Where the message comes too, it is counted with that.
+                if not self._view.taking(end, self._links.me):
+                    stile.did_put(end)
+            case _:
+                assert self._admission is not None
+                self._admission.hear(frame)
+
+    def bodies(self, other: int) -> Iterator[tuple[Key, tuple[int, int]]]:
+        """What another worker may send, and how long it is."""
+        view, me = self._view, self._links.me
+        for writer, worker in enumerate(view.writers):
+            readers = view.taking(writer, me)
+            if worker == other and readers:
+                size = sum(room.nbytes for room, *_ in self._ring.rooms(writer, 0, readers))
+                yield (DATA, view.number, writer), (size, size)
+            if worker == other and me in view.beside(writer):
+                yield (COUNT, view.number, writer), (0, 0)
+            if worker == me:
+                for reader in view.taking(writer, other):
+                    end = writer if self._is_some else reader
+                    yield (TAKEN, view.number, end), (0, 0)
+        if self._admission is not None:
+            kind, asks = (ASK, other) if isinstance(self._admission, _Granting) else (GRANT, me)
+            ends = [end for end, worker in enumerate(view.readers) if worker == asks]
+            yield from (((kind, view.number, end), (0, 0)) for end in ends)
+
+
+class _Way:
+    """The way of one end's messages to one other worker."""
+
+    def __init__(self, link: Link, name: tuple[int, int], rooms: list[tuple]) -> None:
+        self._link, self._name = link, name
+        self._parts = [
+            (name, is_key, rows, np.empty(room.shape, room.dtype))
+            for room, name, is_key, rows in rooms
+        ]
+        self._length = sum(room.nbytes for room, *_ in rooms)
+
+    def send(self, message: Message, number: int, version: int) -> None:
+        """Send arrays from where they lie, if they lie as they have to."""
+        views = []
+        for name, is_key, rows, spare in self._parts:
+            x = message[name]
+            x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
+            if rows is not None:
+                x = x[rows]
+            if x.shape != spare.shape or x.dtype != spare.dtype or not x.flags.c_contiguous:
+                spare[...] = x
+                x = spare
+            views.append(_raw(x))
+        self._link.send(Frame(DATA, *self._name, number, version, self._length), views)
+
+
+class _Room:
+    """Where one message comes to lie; arrays with gaps are read beside it and then moved."""
+
+    def __init__(self, rooms: list[tuple]) -> None:
+        self.views: list[Any] = []
+        self._moves: list[tuple[np.ndarray, np.ndarray]] = []
+        for room, *_ in rooms:
+            if not room.flags.c_contiguous:
+                beside = np.empty(room.shape, room.dtype)
+                self._moves.append((room, beside))
+                room = beside
+            self.views.append(_raw(room))
+
+    def settle(self) -> None:
+        """All has come: move what is to lie elsewhere."""
+        for room, beside in self._moves:
+            room[...] = beside
+
+
+def _raw(x: np.ndarray) -> np.ndarray:
+    """An array as bytes, without a copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+class _Asking:
+    """A free reader, which begins a turn only when the writer has noted it."""
+
+    def __init__(self, channel: TcpChannel) -> None:
+        self._channel = channel
+        count = len(channel.view.readers)
+        self._asked, self._granted, self._least = ([0] * count for _ in range(3))
+
+    def may_begin(self, end: int) -> bool:
+        """Whether a turn was granted, and what it is to be begun from has come; asks if not."""
+        channel, stile = self._channel, self._channel.turnstile
+        ledger = stile.counts.ledger
+        assert ledger is not None
+        begun = ledger.begun[end]
+        if self._granted[end] > begun:
+            return stile.newest(end) >= self._least[end]
+        if self._asked[end] == begun:
+            self._asked[end] += 1
+            source = stile.sheet.gate.sources[end][0]
+            asks = Frame(ASK, channel.view.number, end, begun)
+            channel.tell(channel.view.writers[source], asks)
+        return False
+
+    def hear(self, frame: Frame) -> None:
+        """A turn was granted, from a version."""
+        self._least[frame.end] = frame.stamp
+        self._granted[frame.end] += 1
+        stile = self._channel.turnstile
+        for source in stile.sheet.gate.sources[frame.end]:
+            for bell in stile.readers[source] if stile.readers else ():
+                bell.ring()
+
+
+class _Granting:
+    """The writer that free readers elsewhere take news from: it keeps the ledger for them."""
+
+    def __init__(self, channel: TcpChannel) -> None:
+        self._channel = channel
+        self._asks: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def hear(self, frame: Frame) -> None:
+        """A reader wants to begin its next turn."""
+        with self._lock:
+            self._asks[frame.end] = frame.number
+        self.grant()
+
+    def grant(self) -> None:
+        """Let those begin that may."""
+        channel, stile = self._channel, self._channel.turnstile
+        granted: list[tuple[int, Frame]] = []
+        with self._lock:
+            for end, number in list(self._asks.items()):
+                if stile.may_take(end, 0):
+                    del self._asks[end]
+                    version = stile.begin(end)
+                    frame = Frame(GRANT, channel.view.number, end, number, version)
+                    granted.append((channel.view.readers[end], frame))
+        for worker, frame in granted:
+            channel.tell(worker, frame)
+
+
+class _Ears:
+    """Hands what comes to the channel it is for."""
+
+    def __init__(self, channels: Sequence[TcpChannel]) -> None:
+        self._channels = channels
+
+    def room(self, frame: Frame) -> list[Any]:
+        """Buffers for a frame's body."""
+        return self._channels[frame.channel].room(frame)
+
+    def arrived(self, frame: Frame) -> None:
+        """A frame has come whole."""
+        self._channels[frame.channel].arrived(frame)
+
+
+def open_lines(
+    lines: Lines,
+    links: Links,
+    wake: Callable[[], None] = lambda: None,
+    memory: Memory | None = None,
+) -> dict[str, TcpChannel]:
+    """The channels between hosts, as this worker sees them; its links stand already.
+
+    `wake` is called when a connection is gone; `memory` is where messages are to lie.
+    """
+    rings = lines.rings.open(memory or Memory.make(lines.size))
+    every = [
+        TcpChannel(ring, view, links)
+        for ring, view in zip(rings.values(), lines.views(), strict=True)
+    ]
+    terms = {
+        other: Terms.of({k: b for channel in every for k, b in channel.bodies(other)})
+        for other in links.links
+    }
+    links.read(terms, _Ears(every), wake)
+    return dict(zip(rings, every, strict=True))

@@ -1,0 +1,215 @@
+"""Channels between hosts under test: every end is a worker of its own, on sockets of this host."""
+
+import inspect
+import os
+import threading
+from contextlib import contextmanager
+from multiprocessing import reduction
+
+from conformance.lines import LINES, Hall, Shared, ends_of, until
+from shoal.planning.policy import Latest, takes_some
+from shoal.runtime.gates import Sheet
+from shoal.runtime.links import Links, listen
+from shoal.runtime.memory import Memory, Room
+from shoal.runtime.shm import Rings
+from shoal.runtime.tcp import Lines, open_lines
+
+
+class Wired(Shared):
+    """Channels over TCP; bells and the word to halt by are shared, so that tests can see them."""
+
+    def __init__(self, sheets: dict[str, Sheet], parts: tuple | None = None) -> None:
+        self.ends = ends_of(sheets)
+        room = Room()
+        far = Rings.plan(sheets, room)
+        if parts is None:
+            self.listeners = [listen() for _ in self.ends]
+            self.memories = [Memory.make(room.size) for _ in self.ends]
+            super().__init__(sheets)
+            token = os.urandom(32)
+        else:
+            self.listeners, self.memories, memory, token = parts
+            super().__init__(sheets, memory)
+        numbers = {f: tuple(i for i, (g, _) in enumerate(self.ends) if g == f) for f in "wr"}
+        names = tuple(f"{f}[{i}]" for f, i in self.ends)
+        addresses = tuple(s.getsockname() for s in self.listeners)
+        self.lines = Lines(far, room.size, numbers, names, addresses, token)
+
+    def __reduce__(self) -> tuple:
+        fds = [reduction.DupFd(m.fd) for m in (*self.memories, self.memory)]
+        sizes = [m.size for m in (*self.memories, self.memory)]
+        return _opened, (self.sheets, self.listeners, fds, sizes, self.lines.token)
+
+    def hall(self, settles: bool = False) -> Hall:
+        """All channels, whose ends join when they are first used."""
+        hall = super().hall()
+        self._check = next(iter(hall.bells.values()))._check
+        hall.channels = {n: Apart(self, n, sheet, settles) for n, sheet in self.sheets.items()}
+        self.opened, self.links, self._lock = {}, [], threading.RLock()
+        return hall
+
+    @contextmanager
+    def at(self, job, args):
+        """The channels of one end alone, in a process of its own."""
+        side = SIDES[job.__name__]
+        number = args[0] if "end" in inspect.signature(job).parameters else 0
+        hall = self.hall()
+        self.join(self.ends.index((side, number)))
+        try:
+            yield hall
+        finally:
+            self.close()
+
+    def join(self, me: int) -> None:
+        """Connect one end with those it has to do with."""
+        links = Links(me, self.lines.names, self.lines.known, self._check)
+        links.join(self.listeners[me], self.lines.others(me), self.lines.addresses)
+        bells = super().hall().bells
+        of = {f: [bells[e] for e in self.ends if e[0] == f] for f in "wr"}
+
+        def wake() -> None:
+            for bell in bells.values():
+                bell.ring()
+
+        channels = open_lines(self.lines, links, wake, self.memories[me])
+        for channel in channels.values():
+            gate = channel.turnstile.sheet.gate
+            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+        self.links.append(links)
+        self.opened[me] = channels
+
+    def close(self) -> None:
+        """End what connections there are."""
+        for links in self.links:
+            links.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def channel(self, name: str, fragment: str, end: int):
+        """A channel as one end sees it."""
+        me = self.ends.index((fragment, end))
+        with self._lock:
+            if me not in self.opened:
+                if self.together:
+                    self._join_all()
+                else:
+                    self.join(me)
+        return self.opened[me][name]
+
+    together = True  # whether all ends are in this process
+    links = ()
+
+    def _join_all(self) -> None:
+        joining = [threading.Thread(target=self.join, args=(me,)) for me in range(len(self.ends))]
+        for thread in joining:
+            thread.start()
+        for thread in joining:
+            thread.join()
+
+
+def _opened(sheets, listeners, fds, sizes, token) -> Wired:
+    *memories, memory = [Memory(fd.detach(), n) for fd, n in zip(fds, sizes, strict=True)]
+    found = Wired(sheets, (listeners, memories, memory, token))
+    found.together = False
+    return found
+
+
+LINES["tcp"] = Wired
+SIDES = {
+    "write": "w", "put_and_die": "w", "news": "w", "actor": "w",
+    "read": "r", "take_and_die": "r", "watch": "r", "beats": "r",
+}  # fmt: skip
+
+
+class Apart:
+    """A channel whose every end is used where that end is."""
+
+    def __init__(self, line: Wired, name: str, sheet: Sheet, settles: bool) -> None:
+        self.line, self.name, self.sheet = line, name, sheet
+        self.turnstile = Stile(self, settles)
+
+    def writer(self, end: int):
+        """The channel as a writer's end sees it."""
+        return self.line.channel(self.name, self.sheet.gate.writer, end)
+
+    def reader(self, end: int):
+        """The channel as a reader's end sees it."""
+        return self.line.channel(self.name, self.sheet.gate.reader, end)
+
+    def put(self, end, message, version) -> None:
+        self.writer(end).put(end, message, version)
+
+    def take(self, end, tick, receive):
+        return self.reader(end).take(end, tick, receive)
+
+
+class Live:
+    """Counts as they are whenever they are looked at."""
+
+    def __init__(self, look, count: int) -> None:
+        self._look, self._count = look, count
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self._count:
+            raise IndexError
+        return self._look(index)
+
+
+class Stile:
+    """Asks each end's own turnstile; `counts` are what each end has done itself.
+
+    If it settles, it answers only when everybody has heard of everything.
+    """
+
+    def __init__(self, channel: Apart, settles: bool) -> None:
+        self._channel, self.sheet, self._settles = channel, channel.sheet, settles
+        line, gate = channel.line, channel.sheet.gate
+        seen = [line.lines.rings.open(m)[channel.name].turnstile.counts for m in line.memories]
+        of = {f: [s for s, e in zip(seen, line.ends, strict=True) if e[0] == f] for f in "wr"}
+        self._readers, self._writers = of[gate.reader], of[gate.writer]
+        self._is_some = takes_some(gate.flow)
+
+    @property
+    def counts(self):
+        return self
+
+    def hear(self, readers, writers) -> None:
+        """Every end's own turnstile hears for itself."""
+
+    def may_put(self, end: int) -> bool:
+        stile = self._channel.writer(end).turnstile
+        self._settle()
+        return stile.may_put(end)
+
+    def may_take(self, end: int, tick: int) -> bool:
+        stile = self._channel.reader(end).turnstile
+        self._settle()
+        return stile.may_take(end, tick)
+
+    @property
+    def puts(self):
+        return Live(lambda w: self._writers[w].puts[w], len(self._writers))
+
+    @property
+    def takes(self):
+        if self._is_some:
+            return self._readers[0].takes
+        return Live(lambda r: self._readers[r].takes[r], len(self._readers))
+
+    def _settle(self) -> None:
+        if self._settles:
+            until(lambda: all(self._is_known(r, w) for r, w in self._pairs()))
+
+    def _pairs(self):
+        return [(r, w) for r, sources in enumerate(self.sheet.gate.sources) for w in sources]
+
+    def _is_known(self, r: int, w: int) -> bool:
+        """Whether a writer's end knows what a reader's has taken, and the reader what it put."""
+        puts, takes, reader, writer = self.puts, self.takes, self._readers[r], self._writers[w]
+        if isinstance(self.sheet.gate.flow, Latest):
+            beside = self.sheet.gate.sources[r]
+            known = all(self._writers[b].puts[w] == puts[w] for b in beside)
+        else:
+            known = writer.takes[w if self._is_some else r] == takes[w if self._is_some else r]
+        return known and reader.puts[w] == puts[w]
