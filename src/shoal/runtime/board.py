@@ -125,6 +125,16 @@ class OpenBoard:
             raise Stopped
         self._check()
 
+    def look_out(self, check: Callable[[], None]) -> None:
+        """Let whoever waits here also check something else."""
+        before = self._check
+
+        def both() -> None:
+            before()
+            check()
+
+        self._check = both
+
     def begin(self, ticks: int) -> None:
         """Let every team go on up to `ticks`."""
         self._words[TICKS] = ticks

@@ -74,6 +74,17 @@ class Bell(Protocol):
         ...
 
 
+class Silent:
+    """The bell of who is somewhere else, and is woken there."""
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Nobody waits by it."""
+        raise AssertionError
+
+    def ring(self) -> None:
+        """Wake nobody."""
+
+
 @dataclass
 class Bundle:
     """The queues from which one reader takes the same turns, the first to come."""

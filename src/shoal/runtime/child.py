@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -15,11 +16,13 @@ from typing import Any
 
 from shoal.errors import ShoalError, user_place
 from shoal.runtime.board import BANKS, FINAL, SNAP, OpenBoard, SharedLimit, watch_parent
-from shoal.runtime.channels import Channel
+from shoal.runtime.channels import Channel, Silent
 from shoal.runtime.fire import Replica
+from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
 from shoal.runtime.snapshot import Snapshot
+from shoal.runtime.tcp import join_lines
 from shoal.runtime.team import Stopped, Team
 from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
 
@@ -28,7 +31,7 @@ _DIE_WITH_PARENT = 1
 
 def main() -> None:
     """Read orders, turn, and tell how it ended on the report pipe."""
-    memory_fd, orders_fd, report_fd, driver = map(int, sys.argv[1:])
+    driver, memory_fd, orders_fd, report_fd, *listener = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -44,19 +47,27 @@ def main() -> None:
     memory = Memory(memory_fd, orders.size)
     board = OpenBoard(orders.board, memory, check_parent)
     failures: list[Failure] = []
+    links: list[Links] = []
     try:
-        teams = _Hall(orders, memory, board).teams()
+        hall = _Hall(orders, memory, board)
+        if orders.lines is not None:
+            links.append(hall.join(socket.socket(fileno=listener[0])))
+        teams = hall.teams()
         threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
         for thread in threads:
             thread.start()
         _turn(board, teams[0], failures)
         for thread in threads:
             thread.join()
+    except Stopped:
+        pass
     except BaseException as error:
         failures.append(Failure(orders.seats[0], 0, error))
     if failures:
         report.write(json.dumps(_told(failures[0])) + "\n")
         report.flush()
+    for one in links if not failures else []:
+        one.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
@@ -141,7 +152,7 @@ class _Hall:
 
     def __init__(self, orders: Orders, memory: Memory, board: OpenBoard) -> None:
         self._orders, self._board = orders, board
-        self._channels = orders.rings.open(memory)
+        self._channels: dict[str, Any] = dict(orders.rings.open(memory))
         self._desk = _Desk(board)
         held = board.read(SNAP)
         past = {name: held[name] for name in orders.past}
@@ -155,6 +166,20 @@ class _Hall:
         for channel in self._channels.values():
             gate = channel.turnstile.sheet.gate
             channel.turnstile.hear(of[gate.reader], of[gate.writer])
+
+    def join(self, listener: socket.socket) -> Links:
+        """Connect with workers of other hosts, and open the channels to them."""
+        orders, lines = self._orders, self._orders.lines
+        assert lines is not None
+        own = {orders.board.teams.index(seat) for seat in orders.seats}
+        bells = [
+            self._board.bell(n) if n in own else Silent() for n in range(len(orders.board.teams))
+        ]
+        of = {f: [bells[n] for n in teams] for f, teams in orders.ends.items()}
+        links, channels = join_lines(lines, orders.number, listener, self._board.check, of)
+        self._channels |= channels
+        self._board.look_out(links.check)
+        return links
 
     def teams(self) -> list[tuple[int, Team, list[Worker]]]:
         """The number, team and workers of each seat."""

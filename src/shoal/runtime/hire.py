@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 
 import cloudpickle
 
@@ -16,6 +17,8 @@ from shoal.runtime.pieces import lagged, make_plain_crew
 from shoal.runtime.rebuilt import Loop
 from shoal.runtime.shm import Rings
 from shoal.runtime.snapshot import Snapshot
+from shoal.runtime.tcp import Lines
+from shoal.runtime.wiring import Crowd
 
 SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work
 
@@ -28,7 +31,23 @@ class Hiring:
     ) -> None:
         self._plan, self._programs, self._print, self._start = plan, programs, drawn, start
 
-    def orders(self, rings: Rings, board: Board, size: int) -> list[Orders]:
+    @cached_property
+    def crowd(self) -> Crowd:
+        """All workers, and where they are."""
+        plan = self._plan
+        names = tuple("+".join(f"{f}[{w}]" for f, w in held) for held in self.seats)
+        first = [held[0] for held in self.seats]
+        hosts = tuple(plan.places[f][w % len(plan.places[f])].host for f, w in first)
+        at = {seat: number for number, held in enumerate(self.seats) for seat in held}
+        ends = {
+            f: tuple(at[f, w] for w in range(plan.workers(f)) for _ in plan.ends_of(f, w))
+            for f in self._programs
+        }
+        return Crowd(names, hosts, ends)
+
+    def orders(
+        self, rings: Rings, board: Board, size: int, lines: Lines | None = None
+    ) -> list[Orders]:
         """One for each process."""
         plan, graph = self._plan, self._plan.graph
         origin = graph.origin
@@ -43,9 +62,9 @@ class Hiring:
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in board.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
-            "print": self._print,
+            "print": self._print, "lines": lines,
         }  # fmt: skip
-        seats, groups = self._seats(), self._groups()
+        seats, groups = self.seats, self._groups()
         cores = share_cores(seats, plan)
         return [
             Orders(
@@ -54,13 +73,15 @@ class Hiring:
                 loop=loop if any(f not in crews for f, _ in held) else b"",
                 cores=cores[held],
                 spin=SPIN,
+                number=number,
                 group=self._group(held, groups),
                 **common,
             )
-            for held in seats
+            for number, held in enumerate(seats)
         ]
 
-    def _seats(self) -> list[tuple[Seat, ...]]:
+    @cached_property
+    def seats(self) -> list[tuple[Seat, ...]]:
         """The seats of each process: one, and those that are to be beside it."""
         every = [(f, w) for f in self._programs for w in range(self._plan.workers(f))]
         beside = {f.name: f.beside for f in self._plan.distribution.fragments if f.beside}

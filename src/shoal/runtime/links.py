@@ -164,8 +164,7 @@ class Links:
         self._listener: socket.socket | None = None
 
     def check(self) -> None:
-        """Raise if all is to stop, or a worker has been gone for too long."""
-        self._check()
+        """Raise if a worker has been gone for too long."""
         for link in list(self.links.values()):
             check_link(link)
 

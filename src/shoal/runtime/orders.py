@@ -9,6 +9,7 @@ from shoal.planning.policy import Serve
 from shoal.runtime.board import Board
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.shm import Rings
+from shoal.runtime.tcp import Lines
 from shoal.runtime.worker import Lagged
 
 Seat = tuple[str, int]  # a fragment, and which of its workers
@@ -45,4 +46,6 @@ class Orders:
     print: str  # what the plan must look like when it is drawn again
     cores: tuple[int, ...]
     spin: float
+    number: int = 0  # which of all workers it is
+    lines: Lines | None = None  # channels between hosts
     group: Group | None = None

@@ -22,6 +22,7 @@ from shoal.runtime.fire import Replica
 from shoal.runtime.gates import Cell, make_cell, make_sheets
 from shoal.runtime.hire import Hiring
 from shoal.runtime.limit import Limit
+from shoal.runtime.links import listen
 from shoal.runtime.machine import check_memory
 from shoal.runtime.memory import Memory, Room, join_fences
 from shoal.runtime.operations import Program
@@ -31,6 +32,7 @@ from shoal.runtime.rebuilt import environment
 from shoal.runtime.shm import Rings
 from shoal.runtime.snapshot import Snapshot, value_of
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_error
+from shoal.runtime.wiring import divide, make_lines
 
 
 class Processes:
@@ -41,8 +43,10 @@ class Processes:
         self._programs = {p.fragment: p for p in programs}
         self._start, self._print = start, str(plan)
         self._collector = Collector(self._plan, programs, start.tick)
+        self._hiring = Hiring(self._plan, self._programs, self._print, start)
+        near, self._far = divide(make_sheets(self._plan), self._hiring.crowd)
         room = Room()
-        self._rings = Rings.plan(make_sheets(self._plan), room)
+        self._rings = Rings.plan(near, room)
         self._layout = Board.plan(
             tuple((f, w) for f in self._programs for w in range(self._plan.workers(f))),
             self._cells(),
@@ -92,11 +96,13 @@ class Processes:
             if name in given:
                 x[...] = raw(given[name])
         self._board.begin(limit.ticks)
-        hiring = Hiring(self._plan, self._programs, self._print, self._start)
-        orders = hiring.orders(self._rings, self._layout, self._memory.size)
+        listeners = [listen() for _ in self._hiring.seats] if self._far else []
+        lines = make_lines(self._far, self._hiring.crowd, [s.getsockname()[:2] for s in listeners])
+        orders = self._hiring.orders(self._rings, self._layout, self._memory.size, lines)
         try:
-            for one in orders:
-                self._children.append(spawn(one, self._memory, self._environment(one)))
+            for one, listener in zip(orders, listeners or [None] * len(orders), strict=True):
+                env = self._environment(one)
+                self._children.append(spawn(one, self._memory, env, listener))
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
             raise

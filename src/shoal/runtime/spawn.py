@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -50,14 +51,16 @@ class Child:
             self.process.stdout.close()
 
 
-def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
-    """Start a process with its orders."""
+def spawn(
+    orders: Orders, memory: Memory, env: Mapping[str, str], door: socket.socket | None = None
+) -> Child:
+    """Start a process with its orders; others reach it at `door`, which is its own then."""
     told, tell = os.pipe()
     heard, hear = os.pipe()
-    fds = (memory.fd, told, hear)
+    fds = (memory.fd, told, hear, *([door.fileno()] if door else []))
     ooms = oom_kills()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.runtime.child", *map(str, (*fds, os.getpid()))],
+        [sys.executable, "-m", "shoal.runtime.child", *map(str, (os.getpid(), *fds))],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -67,6 +70,8 @@ def spawn(orders: Orders, memory: Memory, env: Mapping[str, str]) -> Child:
     )
     os.close(told)
     os.close(hear)
+    if door is not None:
+        door.close()
     child = Child(orders.seats, process, os.fdopen(heard, "r"), threading.Thread(), ooms)
     child.output = threading.Thread(target=_relay, args=(child, listener()), daemon=True)
     child.output.start()

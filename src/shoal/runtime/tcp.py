@@ -7,6 +7,7 @@ was put comes with the message, what was taken makes room for the next.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime import frames
-from shoal.runtime.channels import Message, Receive, Taken, Turnstile
+from shoal.runtime.channels import Bell, Message, Receive, Taken, Turnstile
 from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key, Terms
 from shoal.runtime.gates import Sheet
 from shoal.runtime.greeting import Pass, digest
@@ -345,6 +346,32 @@ class _Ears:
     def arrived(self, frame: Frame) -> None:
         """A frame has come whole."""
         self._channels[frame.channel].arrived(frame)
+
+
+def join_lines(
+    lines: Lines,
+    me: int,
+    listener: socket.socket,
+    check: Callable[[], None],
+    bells: Mapping[str, Sequence[Bell]],
+) -> tuple[Links, dict[str, TcpChannel]]:
+    """Connect worker `me` with the others, and open its channels: all that a worker has to do.
+
+    Others reach it at `listener`, whose address `lines` has. `check` raises if all is to stop.
+    `bells` are those of every end, by fragment; of ends elsewhere they are silent.
+    """
+    links = Links(me, lines.names, lines.known, check)
+    links.join(listener, lines.others(me), lines.addresses)
+
+    def wake() -> None:
+        for one in {id(bell): bell for of in bells.values() for bell in of}.values():
+            one.ring()
+
+    channels = open_lines(lines, links, wake)
+    for channel in channels.values():
+        gate = channel.turnstile.sheet.gate
+        channel.turnstile.hear(bells[gate.reader], bells[gate.writer])
+    return links, channels
 
 
 def open_lines(

@@ -1,0 +1,69 @@
+"""Which channels stay on a host and which go between hosts, from where workers are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import PlaceError
+from shoal.planning.policy import takes_some
+from shoal.runtime.gates import Sheet
+from shoal.runtime.greeting import TOKEN
+from shoal.runtime.links import Address
+from shoal.runtime.memory import Room
+from shoal.runtime.shm import Rings
+from shoal.runtime.tcp import Lines
+
+Sheets = Mapping[str, Sheet]
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The workers of a run: their names and hosts, and which of them holds each end."""
+
+    names: tuple[str, ...]
+    hosts: tuple[str, ...]
+    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
+
+    def hosts_of(self, sheet: Sheet) -> set[str]:
+        """The hosts that a channel has ends on."""
+        ends = self.ends[sheet.gate.writer] + self.ends[sheet.gate.reader]
+        return {self.hosts[worker] for worker in ends}
+
+
+def divide(sheets: Sheets, crowd: Crowd) -> tuple[dict[str, Sheet], dict[str, Sheet]]:
+    """The channels in shared memory, and those between hosts.
+
+    Those that free fragments turn by are counted in one ledger, so they stay together.
+    """
+    free = {n for n, s in sheets.items() if takes_some(s.gate.flow) or s.gate.admits}
+    far = {name for name, sheet in sheets.items() if len(crowd.hosts_of(sheet)) > 1}
+    if far & free:
+        far |= free
+        _check_ledger({n: sheets[n] for n in free}, crowd)
+    near = {name: sheet for name, sheet in sheets.items() if name not in far}
+    return near, {name: sheet for name, sheet in sheets.items() if name in far}
+
+
+def _check_ledger(free: Sheets, crowd: Crowd) -> None:
+    """Who takes the first to come and who sends news must be one worker: it keeps the ledger."""
+    queues = [s.gate for s in free.values() if takes_some(s.gate.flow)]
+    news = [s.gate for s in free.values() if not takes_some(s.gate.flow)]
+    takers = {crowd.ends[gate.reader][0] for gate in queues}
+    senders = {w for gate in news for w in crowd.ends[gate.writer]}
+    if not senders <= takers:
+        raise PlaceError(
+            f"fragment `{queues[0].reader}` takes what comes first and `{news[0].writer}` sends "
+            "news to those it comes from, on several hosts",
+            f"Let `{queues[0].reader}` run beside `{news[0].writer}`, or place all on one host.",
+        )
+
+
+def make_lines(far: Sheets, crowd: Crowd, addresses: Sequence[Address]) -> Lines | None:
+    """The channels between hosts, with a token of their own; None if there are none."""
+    if not far:
+        return None
+    room = Room()
+    rings = Rings.plan(far, room)
+    return Lines(rings, room.size, crowd.ends, crowd.names, tuple(addresses), os.urandom(TOKEN))

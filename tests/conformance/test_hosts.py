@@ -1,0 +1,123 @@
+"""Plans over several hosts, whose channels are connections: the numbers of one host, and no hang.
+
+The hosts are of this machine, each worker on one of its own as far as there are enough.
+"""
+
+import pytest
+
+import shoal
+from conformance.test_processes import POLICIES, SMALL, WORLD, children, fused, largest
+from laws.cases import ENVS, cpu, graph_of, no_gymnax, start_of
+from shoal.algorithms import PPO
+from shoal.planning.policies import impala
+from shoal.runtime.gates import make_sheets
+from shoal.runtime.wiring import Crowd, divide
+
+pytest.importorskip("gymnasium")
+QUICK = ["coarse(2)", "fine, served", "decoupled(2,2,2)", "sebulba(1,2)"]
+
+
+def hosts(count):
+    """So many hosts with a CPU each."""
+    return shoal.Cluster(tuple(shoal.Host(f"host{i}", 2, (cpu(0),)) for i in range(count)))
+
+
+FOUR = hosts(4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    assert children() == []
+
+
+def check_numbers(loop, name, cluster=FOUR):
+    plan = shoal.plan(graph_of(loop), POLICIES[name], cluster)
+    result = shoal.run(plan, "processes", ticks=3, state=start_of(loop))
+    assert result.ticks == 3
+    assert largest(result.values, fused(loop)) < 1e-5
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_plans_over_hosts_give_the_fused_numbers(name):
+    check_numbers("chase", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_over_hosts_gives_the_fused_numbers(name, count):
+    check_numbers("chase", name, hosts(count))
+
+
+@no_gymnax
+@pytest.mark.parametrize("name", ["decoupled, served"])
+def test_ppo_over_hosts_gives_the_fused_numbers(name):
+    check_numbers("ppo", name)
+
+
+@no_gymnax
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_ppo_over_hosts_gives_the_fused_numbers_under_every_policy(name):
+    check_numbers("ppo", name)
+
+
+def test_a_lag_over_hosts_is_that_of_the_inline_run():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2, lag=1), FOUR)
+    runs = [
+        shoal.run(plan, b, ticks=3, state=start_of("chase")).values for b in ("inline", "processes")
+    ]
+    assert largest(*runs) == 0
+
+
+def test_lag_over_hosts_stays_within_its_bound():
+    graph = shoal.trace(PPO(**SMALL), shoal.envs.make(WORLD, seconds=1e-4), envs=ENVS)
+    for policy, bound in ((impala(4, 2, 2), 2), (shoal.decoupled(2, 1, 1, lag=1, ring=2), 1)):
+        lags = []
+        plan = shoal.plan(graph, policy, FOUR)
+        shoal.run(plan, "processes", ticks=6, watch=lambda _, m, lags=lags: lags.extend(m["lag"]))
+        assert len(lags) >= 6
+        assert 0 <= min(lags) <= max(lags) <= bound
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("step", "ValueError: the ball is out of the field"),
+        ("kill", "worker env[0] was killed by signal 9 (SIGKILL)"),
+        ("exit", "worker env[0] left with exit code 3"),
+    ],
+)
+def test_a_fault_on_another_host_is_told_with_its_cause(fault, told):
+    env = shoal.envs.make(WORLD, fault=fault)
+    graph = shoal.trace(PPO(**SMALL), env, envs=ENVS)
+    plan = shoal.plan(graph, shoal.single_learner_fine(2), FOUR)
+    with pytest.raises(shoal.ShoalError) as caught:
+        shoal.run(plan, "processes", ticks=10)
+    assert told in str(caught.value).replace("env[1]", "env[0]")
+
+
+def crowd_of(writers, readers):
+    """Workers of these hosts: first those that hold the writer's ends, then the reader's."""
+    count = len(writers)
+    ends = {"w": tuple(range(count)), "r": tuple(range(count, count + len(readers)))}
+    return Crowd(tuple(map(str, (*writers, *readers))), (*writers, *readers), ends)
+
+
+@pytest.mark.parametrize(
+    ("writers", "readers", "far"), [("aa", "a", 0), ("ab", "a", 1), ("bb", "a", 1), ("a", "ab", 1)]
+)
+def test_a_channel_is_shared_memory_where_all_its_ends_share_a_host(writers, readers, far):
+    from conformance.lines import make_sheet
+    from shoal.planning.policy import Lockstep
+
+    sheets = {"c": make_sheet(Lockstep(0), len(writers), len(readers))}
+    near, apart = divide(sheets, crowd_of(writers, readers))
+    assert (len(near), len(apart)) == (1 - far, far)
+
+
+def test_a_plan_on_one_host_has_no_connections():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), hosts(1))
+    ends = {f: (0,) * plan.ends(f) for f in ("actor", "learner")}
+    assert divide(make_sheets(plan), Crowd(("all",), ("host0",), ends))[1] == {}
