@@ -85,7 +85,7 @@ def test_an_environment_starts_and_acts_alike_among_few_and_many(env):
         jax.tree.map(lambda x: x[:2], many._replace(learner=())),
     )
     shared = {"params": few.learner.params.acting, "obs_moments": few.learner.obs_moments}
-    acted = SMALL.act(few.keys, few.obs, **shared), SMALL.act(many.keys, many.obs, **shared)
+    acted = (SMALL.act(s.keys, s.obs, s.memory, **shared) for s in (few, many))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:2], rtol=1e-5), *acted)
 
 
@@ -128,8 +128,9 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
         terminated,
         truncated,
         last_obs[:8],
+        obs[8],
     )
-    batch = SMALL.judge(learner, jax.tree.map(jnp.asarray, rollout), jnp.array(obs[8]))
+    batch = SMALL.judge(learner, jax.tree.map(jnp.asarray, rollout))
 
     def value(obs):
         return 8 * np.tanh(obs.sum() + 1) + 1
@@ -174,6 +175,8 @@ def test_the_value_clip_holds_the_critic_back():
         value=zeros - 9.0,
         target=zeros - 9.0,
         advantage=zeros,
+        weight=(),
+        fresh=(),
     )
     loss, clipped_loss = (algorithm.loss(params, batch)[1] for algorithm in (free, held))
     assert clipped_loss["value_loss"] >= loss["value_loss"]

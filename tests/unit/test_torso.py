@@ -145,7 +145,7 @@ def test_every_torso_serves_an_actor_and_a_critic(kind):
     space = SEEN[kind]
 
     def act(x):
-        params = init_actor_critic(KEY, KEY, (space, Discrete(3)), (8,), kind)
+        params = init_actor_critic((KEY, KEY), (space, Discrete(3)), (8,), kind)
         return chances_and_value(params, as_features(init_obs_moments(space, kind), x))
 
     chances, value = jax.eval_shape(act, shown(space))
@@ -159,7 +159,7 @@ def test_every_torso_serves_an_actor_and_a_critic(kind):
 @pytest.mark.parametrize("kind", ["mlp", "minatar"])
 def test_bfloat16_rounds_products_and_leaves_parameters_slopes_and_results_in_float32(kind):
     space, compute = SEEN[kind], {}
-    full = jax.jit(lambda: init_actor_critic(KEY, KEY, (space, Discrete(3)), (8,), kind))()
+    full = jax.jit(lambda: init_actor_critic((KEY, KEY), (space, Discrete(3)), (8,), kind))()
     x = as_features(init_obs_moments(space, kind), shown(space, 8) + 0.1)
     for name in ("float32", "bfloat16"):
         params = computed_in(full, name)

@@ -1,4 +1,7 @@
-"""Proximal policy optimisation (Schulman et al., 2017), for discrete and continuous actions."""
+"""Proximal policy optimisation (Schulman et al., 2017), for discrete and continuous actions.
+
+With memory it is recurrent: rollouts are cut into sequences, each from what was remembered there.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -11,13 +14,17 @@ from jax import lax
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import ACTIONS
 from shoal.errors import SettingError
-from shoal.rl import losses
-from shoal.rl.actor_critic import ActorCritic, chances, chances_and_value, init_actor_critic, value
+from shoal.rl import actor_critic, losses
+from shoal.rl.actor_critic import ActorCritic, chances_and_value, init_actor_critic
 from shoal.rl.blocks import grad_in_blocks
+from shoal.rl.memory import forget, start
 from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.optimise import clipped_adam
+from shoal.rl.policy import policy
 from shoal.rl.returns import gae, past_return
+from shoal.rl.rollout import Rollout, as_samples, begins, cut, ends
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -41,31 +48,22 @@ class State(NamedTuple):
     keys: jax.Array
     env_states: EnvState | HostState
     obs: Any
+    memory: Any
     kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
 
 
-class Rollout(NamedTuple):
-    """What is learnt from: [steps, envs, ...], or [steps, envs, agents, ...]."""
-
-    obs: Any
-    action: jax.Array
-    log_prob: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    last_obs: Any
-    past: Any = ()  # discounted return of the episode so far, which gives rewards their scale
-
-
 class Batch(NamedTuple):
-    """What the loss sees of a rollout."""
+    """What the loss sees: [pieces, sequence, envs, ...], or [steps, envs, ...] with no memory."""
 
     features: jax.Array
     action: jax.Array
-    log_prob: jax.Array
+    log_prob: jax.Array  # of the policy that ratios are taken to
     value: jax.Array
     target: jax.Array
     advantage: jax.Array
+    weight: Any  # how much likelier that policy was to act so than the one that did
+    fresh: Any  # which steps are the first of an episode
+    memory: Any = ()  # [pieces, envs, ...]: at each piece's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,107 +91,117 @@ class PPO:
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
     compute: str = "float32"  # or bfloat16: what products are computed in
+    memory: str = "none"  # or gru, lstm, transformer
+    memory_width: int = 64
+    sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
+    decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
 
     def __post_init__(self) -> None:
-        if self.steps % self.minibatches:
+        if self.steps % (self.minibatches * (self.length or 1)):
+            each = f" of sequences of {self.length}" if self.length else ""
             raise SettingError(
-                f"PPO can't divide {self.steps} steps into {self.minibatches} minibatches",
-                "Make `steps` a multiple of `minibatches`.",
+                f"PPO can't divide {self.steps} steps into {self.minibatches} minibatches{each}",
+                "Make `steps` a multiple of `minibatches`, and of `sequence` times that.",
             )
+
+    @property
+    def length(self) -> int:
+        """Steps of a piece; 0 without memory: they are steps, then."""
+        return (self.sequence or self.steps // self.minibatches) if self.memory != "none" else 0
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, learner_key, act_key, env_key = jax.random.split(key, 5)
         spaces = env.observation_space, env.action_space
-        params: Any = init_actor_critic(actor_key, critic_key, spaces, self.hidden, self.torso)
+        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
+        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
         params = computed_in(params, self.compute)
         opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0], self.torso)
         learner = Learner(params, opt_state, learner_key, moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        kept = jnp.zeros(rows) if self.normalise_rewards else ()
-        return State(learner, key_rows(act_key, envs), env_states, obs, kept)
+        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.normalise_rewards else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
 
         def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs = carry
-            keys, action, log_prob = self.act(
-                keys, obs, params=learner.params.acting, obs_moments=learner.obs_moments
+            keys, env_states, obs, memory = carry
+            keys, memory, action, log_prob = self.act(
+                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
             )
             env_states, step = env.step(env_states, action)
-            return (keys, env_states, step.obs), (obs, action, log_prob, step._replace(obs=()))
+            rows = keys, env_states, step.obs, forget(memory, ends(step))
+            return rows, (obs, action, log_prob, step._replace(obs=()))
 
-        start = (state.keys, state.env_states, state.obs)
-        rows, (seen, action, log_prob, steps) = lax.scan(collect, start, length=self.steps)
+        rows = (state.keys, state.env_states, state.obs, state.memory)
+        rows, (seen, action, log_prob, steps) = lax.scan(collect, rows, length=self.steps)
         kept, past = state.kept, ()
         if self.normalise_rewards:
-            kept, past = past_return(steps.reward, self.discount * ~_ends(steps), state.kept)
-        ends = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
-        rollout = Rollout(seen, action, log_prob, *ends, past)
-        learner, loss_parts = self.learn(learner, rollout, rows[2])
+            kept, past = past_return(steps.reward, self.discount * ~ends(steps), state.kept)
+        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
+        rollout = Rollout(seen, action, log_prob, *led_to, rows[2], state.memory, past)
+        learner, loss_parts = self.learn(learner, rollout)
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows, kept), loss_parts | totals
 
     @stage(per="env")
-    def act(self, key: jax.Array, obs: Any, *, params: ActorCritic, obs_moments: Any) -> tuple:
-        """The next key, an action and its log-probability; of each agent if there are several."""
+    def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
+        """The next key and memory, an action and its log-probability; of each agent if several."""
         key, action_key = jax.random.split(key)
-        now = chances(params, self.features(obs, obs_moments))
+        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
         action = now.sample(action_key)
-        return key, action, now.log_prob(action)
+        return key, memory, action, now.log_prob(action)
 
     @stage
-    def learn(self, learner: Learner, rollout: Rollout, obs: Any) -> tuple[Learner, Metrics]:
+    def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after all epochs, and the mean parts of the loss."""
         obs_moments, return_moments = learner.obs_moments, learner.return_moments
         if self.normalise_rewards:
             return_moments = see(return_moments, rollout.past)
             rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
-        batch = self.judge(learner, rollout, obs)
+        batch = self.judge(learner, rollout)
         if self.normalise_observations:
             obs_moments = see_all(obs_moments, rollout.obs)
         spreads = spread(batch.advantage)
 
         def update(carry: tuple, times: jax.Array) -> tuple:
             params, opt_state = carry
-            grads, parts = self.grad(
-                params, jax.tree.map(lambda x: x[times], batch), spreads[times]
-            )
+            some = jax.tree.map(lambda x: x[times], batch)
+            grads, parts = self.grad(params, some, spreads[times])
             grads = mean(grads)
             return self.apply(params, opt_state, grads), parts
 
         def epoch(carry: tuple, key: jax.Array) -> tuple:
-            times = jax.random.permutation(key, self.steps).reshape(self.minibatches, -1)
+            pieces = jax.random.permutation(key, self.steps // (self.length or 1))
+            times = pieces.reshape(self.minibatches, -1)
             return lax.scan(update, carry, times)
 
         keys = jax.random.split(learner.key, self.epochs + 1)
-        start = (learner.params, learner.opt_state)
-        (params, opt_state), parts = lax.scan(epoch, start, keys[1:])
+        before = (learner.params, learner.opt_state)
+        (params, opt_state), parts = lax.scan(epoch, before, keys[1:])
         learner = Learner(params, opt_state, keys[0], obs_moments, return_moments)
         return learner, mean(jax.tree.map(jnp.mean, parts))
 
-    def judge(self, learner: Learner, rollout: Rollout, obs: Any) -> Batch:
-        """How much better each action was than expected; `obs` is what follows the rollout."""
-
-        def value_of(obs: Any) -> jax.Array:
-            return value(learner.params, self.features(obs, learner.obs_moments))
-
-        value_t = value_of(rollout.obs)
-        # A step leads to what the next one acts on, save where the time was up: a fresh start.
-        next_value_t = jnp.concatenate([value_t[1:], value_of(obs)[None]])
-        ran_out = rollout.truncated
-        some = mean(jnp.any(ran_out).astype(jnp.float32)) > 0
-        last_value_t = lax.cond(some, value_of, lambda _: value_t, rollout.last_obs)
-        next_value_t = jnp.where(ran_out, last_value_t, next_value_t)
+    def judge(self, learner: Learner, rollout: Rollout) -> Batch:
+        """How much better each action was than expected."""
+        params, moments = learner.params, learner.obs_moments
+        some = mean(jnp.any(rollout.truncated).astype(jnp.float32)) > 0
+        seen = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout, some)
         discount_t = self.discount * ~rollout.terminated
-        lambda_t = self.gae_lambda * ~_ends(rollout)
-        advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
-        features = self.features(rollout.obs, learner.obs_moments)
-        target_t = value_t + advantage_t
-        return Batch(features, rollout.action, rollout.log_prob, value_t, target_t, advantage_t)
+        lambda_t = self.gae_lambda * ~ends(rollout)
+        advantage_t = gae(rollout.reward, discount_t, seen.value, seen.next_value, lambda_t)
+        log_prob_t, weight_t = rollout.log_prob, ()
+        if self.decoupled:
+            log_prob_t = policy(params.actor, seen.seen).log_prob(rollout.action)
+            weight_t = jnp.exp(log_prob_t - rollout.log_prob)
+        fresh_t = begins(rollout) if params.memory else ()
+        made = (log_prob_t, seen.value, seen.value + advantage_t, advantage_t, weight_t, fresh_t)
+        batch = cut(Batch(seen.features, rollout.action, *made), self.length)
+        memory = jax.tree.map(lambda x: x[:: self.length or 1], seen.memory)
+        return batch._replace(memory=memory)
 
     @stage
     def grad(
@@ -202,8 +210,8 @@ class PPO:
         """The gradient of the loss, and the parts of the loss."""
         if self.normalise_advantages:
             batch = batch._replace(advantage=standardise(batch.advantage, spreads))
-        # Time and environments as one axis: XLA's matrix products are twice as fast on it.
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        memory = as_samples(batch.memory)
+        batch = as_samples(batch._replace(memory=()), self.length)._replace(memory=memory)
         return grad_in_blocks(self.loss, params, batch)
 
     @stage
@@ -214,11 +222,12 @@ class PPO:
 
     def loss(self, params: ActorCritic, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        now, value = chances_and_value(params, batch.features)
+        now, value = chances_and_value(params, batch.features, batch.memory, batch.fresh)
         log_ratio = now.log_prob(batch.action) - batch.log_prob
         value_loss = losses.value_loss(value, batch.value, batch.target, self.value_clip)
+        policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, self.clip)
         parts = {
-            "policy_loss": losses.clipped_surrogate(log_ratio, batch.advantage, self.clip),
+            "policy_loss": policy_loss * batch.weight if self.decoupled else policy_loss,
             "value_loss": value_loss,
             "entropy": now.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio),
@@ -236,14 +245,6 @@ class PPO:
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
-        """Adam on clipped gradients; where the end is known, ever slower towards it."""
-        rate: Any = self.learning_rate
-        if self.total_ticks is not None:
-            updates = self.total_ticks * self.epochs * self.minibatches
-            rate = optax.linear_schedule(self.learning_rate, 0.0, updates)
-        clip = optax.clip_by_global_norm(self.max_grad_norm)
-        return optax.flatten(optax.chain(clip, optax.adam(rate, eps=1e-5)))
-
-
-def _ends(seen: Any) -> jax.Array:
-    return seen.terminated | seen.truncated
+        """Adam; where the end is known, ever slower towards it."""
+        ticks, each = self.total_ticks, self.epochs * self.minibatches
+        return clipped_adam(self.learning_rate, self.max_grad_norm, ticks and ticks * each)

@@ -1,14 +1,23 @@
-"""An actor and a critic: two networks that share nothing, unless they look at images."""
+"""An actor and a critic: two networks that share nothing but what sees images, and what remembers.
 
+What is seen goes through a torso if it is an image, then through memory if there is one, then to
+both networks.
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from shoal.envs.spaces import Action, Observation
 from shoal.rl.blocks import map_in_blocks
 from shoal.rl.distributions import Distribution
+from shoal.rl.memory import Memory, forget, init_memory, remember, unroll, width_of
 from shoal.rl.nets import Layers, init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
+from shoal.rl.rollout import Rollout, ends
 from shoal.rl.torso import Torso, embed, init_torso
 
 
@@ -18,6 +27,7 @@ class ActorCritic(NamedTuple):
     torso: Torso
     actor: Actor
     critic: Any  # layers; () in the part that acts
+    memory: Memory = ()
 
     @property
     def acting(self) -> "ActorCritic":
@@ -25,39 +35,119 @@ class ActorCritic(NamedTuple):
         return self._replace(critic=())
 
 
+class Expected(NamedTuple):
+    """What the networks made of a rollout: [steps, envs, ...]."""
+
+    features: jax.Array
+    memory: Any  # before each step
+    seen: jax.Array  # what the actor and the critic got
+    value: jax.Array  # of what each step acted on
+    next_value: jax.Array  # of what each step really led to
+
+
 def init_actor_critic(
-    actor_key: jax.Array,
-    critic_key: jax.Array,
+    keys: tuple[jax.Array, jax.Array],
     spaces: tuple[Observation, Action],
     hidden: tuple[int, ...],
     torso: str = "auto",
+    memory: tuple[str, int] = ("none", 0),
 ) -> ActorCritic:
-    """Networks with `hidden` layers; behind the torso that images go through there are none."""
+    """Networks with `hidden` layers; behind the torso that images go through there are none.
+
+    `memory` is its kind and width.
+    """
+    actor_key, critic_key = keys
     seen, done = spaces
-    shared, sizes = init_torso(jax.random.fold_in(actor_key, 0), seen, torso, hidden)
+    shared, (inputs, *others) = init_torso(jax.random.fold_in(actor_key, 0), seen, torso, hidden)
+    kind, width = memory
+    remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, inputs, width)
+    sizes = (width_of(remembers, inputs), *others)
     actor = init_actor(actor_key, sizes, done)
-    return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)))
+    return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)), remembers)
 
 
 def chances(params: ActorCritic, features: jax.Array) -> Distribution:
-    """What the actor does on seeing `features`."""
+    """What the actor does on seeing `features`, and nothing before."""
     return policy(params.actor, embed(params.torso, features))
 
 
-def chances_and_value(params: ActorCritic, features: jax.Array) -> tuple[Distribution, jax.Array]:
-    """What the actor does and what the critic expects on seeing `features`."""
+def act(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[Any, Distribution]:
+    """What is remembered then, and what the actor does on seeing `features` too."""
     seen = embed(params.torso, features)
+    memory, seen = remember(params.memory, memory, seen, _never(seen))
+    return memory, policy(params.actor, seen)
+
+
+def chances_and_value(
+    params: ActorCritic, features: jax.Array, memory: Any = (), fresh: Any = ()
+) -> tuple[Distribution, jax.Array]:
+    """What the actor does and what the critic expects on seeing `features`.
+
+    Where there is memory these are pieces, [samples, steps, ...]: `memory` is what was remembered
+    before each, and `fresh` says which steps are the first of an episode.
+    """
+    seen = embed(params.torso, features)
+    if params.memory:
+        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, fresh))
+        seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
     return policy(params.actor, seen), _value(params.critic, seen)
 
 
+def expect(
+    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout, some: jax.Array
+) -> Expected:
+    """What the networks make of a rollout; `some` says whether any of its steps ran out of time."""
+    if params.memory:
+        return _recall(params, features, rollout)
+
+    def look(obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        seen = _embed_all(params.torso, x := features(obs))
+        return x, seen, _value(params.critic, seen)
+
+    features_t, seen_t, value_t = look(rollout.obs)
+    # A step leads to what the next one acts on, save where the time was up: a fresh start.
+    next_value_t = jnp.concatenate([value_t[1:], look(rollout.after)[2][None]])
+    last_value_t = lax.cond(some, lambda x: look(x)[2], lambda _: value_t, rollout.last_obs)
+    next_value_t = jnp.where(rollout.truncated, last_value_t, next_value_t)
+    return Expected(features_t, (), seen_t, value_t, next_value_t)
+
+
+def _recall(
+    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout
+) -> Expected:
+    """The same with memory, step by step: what a step led to is seen by who remembers the step."""
+
+    def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
+        now, last, ended = at
+        after, seen = remember(params.memory, memory, now, _never(now))
+        _, then = remember(params.memory, after, last, _never(last))
+        return forget(after, ended), (memory, seen, then)
+
+    features_t = features(rollout.obs)
+    now_t, last_t = (_embed_all(params.torso, x) for x in (features_t, features(rollout.last_obs)))
+    at_t = (now_t, last_t, ends(rollout))
+    _, (memory_t, seen_t, then_t) = lax.scan(along, rollout.memory, at_t)
+    values = (_value(params.critic, x) for x in (seen_t, then_t))
+    return Expected(features_t, memory_t, seen_t, *values)
+
+
 def value(params: ActorCritic, features: jax.Array) -> jax.Array:
-    """What the critic expects; of many images, with no more at a time than a CPU's cache holds."""
-    if not params.torso:
-        return _value(params.critic, features)
+    """What the critic expects on seeing `features`, and nothing before."""
+    return _value(params.critic, _embed_all(params.torso, features))
+
+
+def _embed_all(torso: Torso, features: jax.Array) -> jax.Array:
+    """Of many images, no more at a time than a CPU's cache holds."""
+    if not torso:
+        return features
     batch, image = features.shape[:-3], features.shape[-3:]
-    seen = map_in_blocks(lambda x: embed(params.torso, x), features.reshape(-1, *image))
-    return _value(params.critic, seen).reshape(batch)
+    seen = map_in_blocks(lambda x: embed(torso, x), features.reshape(-1, *image))
+    return seen.reshape(*batch, -1)
 
 
 def _value(critic: Layers, seen: jax.Array) -> jax.Array:
     return mlp(critic, seen)[..., 0]
+
+
+def _never(seen: jax.Array) -> jax.Array:
+    return jnp.zeros(seen.shape[:-1], bool)

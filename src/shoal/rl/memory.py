@@ -128,6 +128,15 @@ def unroll(
     assert_never(memory)
 
 
+def forget(state: State, ended: jax.Array) -> State:
+    """Nothing where an episode has `ended`, so that no step after it need be marked fresh."""
+
+    def fade(x: jax.Array) -> jax.Array:
+        return jnp.where(ended.reshape(*ended.shape, *[1] * (x.ndim - ended.ndim)), 0, x)
+
+    return jax.tree.map(fade, state)
+
+
 def _turn(
     memory: Gru | Lstm, state: State, seen: tuple[jax.Array, jax.Array]
 ) -> tuple[State, jax.Array]:
