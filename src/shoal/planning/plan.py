@@ -13,7 +13,14 @@ from shoal.planning.assign import assign_stages
 from shoal.planning.cluster import Cluster, Place, place
 from shoal.planning.glue import place_glue
 from shoal.planning.homes import Homes, Sites, agrees
-from shoal.planning.policy import DistributionPolicy, Lockstep, Queue, Serve, takes_some
+from shoal.planning.policy import (
+    DistributionPolicy,
+    Latest,
+    Lockstep,
+    Queue,
+    Serve,
+    takes_some,
+)
 from shoal.planning.program import Channel, Instruction, project
 from shoal.planning.show import plan_json, plan_text
 
@@ -67,13 +74,23 @@ class Plan:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Fragments that turn at their own pace, because a reader takes the first that come."""
-        found = {c.writer for c in self.channels if takes_some(c.flow)}
+        """Fragments that turn at their own pace: their reader takes the first that come, or none.
+
+        Who has no reader at all, and looks only at the newest there is, is waited for by nobody.
+        """
+        found = {c.writer for c in self.channels if takes_some(c.flow)} | self.onlookers
         for _ in self.channels:
             for c in self.channels:
                 if isinstance(c.flow, Lockstep | Serve) and {c.writer, c.reader} & found:
                     found |= {c.writer, c.reader}
         return frozenset(found)
+
+    @cached_property
+    def onlookers(self) -> frozenset[str]:
+        """Fragments that look at the newest of others, however old, and that nobody reads from."""
+        looks = {c.reader for c in self.channels if c.flow == Latest(None)}
+        waits = {c.reader for c in self.channels if c.flow != Latest(None)}
+        return frozenset(looks - waits - {c.writer for c in self.channels})
 
     def batch(self, fragment: str) -> int:
         """How many environments all ends of a fragment see together in a tick."""

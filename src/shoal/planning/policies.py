@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from shoal.planning.policy import (
     PER_BATCH,
@@ -153,6 +154,16 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
             Fragment("learner", (PER_BATCH,), learner_devices, "gpu else cpu"),
         ),
         (Wire("learner", "actor", Lockstep(lag)),),
+    )
+
+
+def looked_on(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:
+    """The same, with some stages in a fragment that looks at the newest and nobody waits for."""
+    wires = tuple(Wire(f.name, name, Latest(None)) for f in distribution.fragments)
+    return replace(
+        distribution,
+        fragments=(*distribution.fragments, Fragment(name, stages)),
+        wires=(*distribution.wires, *wires),
     )
 
 

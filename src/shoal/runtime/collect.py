@@ -23,6 +23,7 @@ class Collector:
     """Takes each end's metrics of each tick; gives them back by whole ticks, in order.
 
     Free ends have ticks of their own: what they have shown since the last tick goes with the next.
+    What onlookers show is kept apart, by the tick that they looked at.
     """
 
     def __init__(self, plan: Plan, programs: list[Program], first: int = 0) -> None:
@@ -32,10 +33,14 @@ class Collector:
         counted = [p for p in programs if p.fragment not in plan.free]
         shows = [p for p in counted if p.metrics] or counted
         self._ends = {p.fragment: plan.ends(p.fragment) for p in shows}
-        self._free = {p.fragment for p in programs if p.fragment in plan.free and p.metrics}
+        free = plan.free - plan.onlookers
+        self._free = {p.fragment for p in programs if p.fragment in free and p.metrics}
+        self._onlookers = {p.fragment for p in programs if p.fragment in plan.onlookers}
         self._axis = {m.outer: plan.graph.values[m.inner].axis for m in plan.graph.metrics}
         self._shape = {m.outer: plan.graph.values[m.inner].shape for m in plan.graph.metrics}
-        self._measures = {c.writer for c in plan.channels if is_late(c.flow)} & set(self._ends)
+        late = [c for c in plan.channels if is_late(c.flow) and c.reader not in plan.onlookers]
+        self._measures = {c.writer for c in late} & set(self._ends)
+        self._looked: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._parts: dict[int, dict[Replica, dict[str, Any]]] = {}
         self._lags: dict[int, list[int]] = {}
         self._late: list[tuple[Replica, dict[str, Any]]] = []
@@ -67,12 +72,22 @@ class Collector:
         self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
     ) -> None:
         """Take metrics as they lie on the device; never waits for them."""
-        if replica[0] not in self._ends and replica[0] not in self._free:
+        onlooks = replica[0] in self._onlookers
+        if not onlooks and replica[0] not in self._ends and replica[0] not in self._free:
             return
         for x in metrics.values():
             if hasattr(x, "copy_to_host_async"):
                 x.copy_to_host_async()
-        self._queue.put((tick, replica, metrics, lags))
+        if onlooks:
+            self._looked.put((tick, metrics))
+        else:
+            self._queue.put((tick, replica, metrics, lags))
+
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """What onlookers have shown since, each with the tick whose values they looked at."""
+        while not self._looked.empty():
+            tick, metrics = self._looked.get()
+            yield tick, {name: np.asarray(x) for name, x in metrics.items()}
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Ticks whose metrics have all come in, in order."""

@@ -39,6 +39,7 @@ class Gate:
     capacity: int
     admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
     bound: int | None = None  # how many ticks late a turn may be used that a free writer began
+    anew: bool = False  # its reader waits for something newer than what it has seen
     readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +111,8 @@ def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> boo
     flow = gate.flow
     if isinstance(flow, Latest):
         newest = min(counts.puts[w] for w in gate.sources[end]) - 1
+        if gate.anew:
+            return newest >= counts.takes[end]
         if gate.admits:
             assert counts.ledger is not None
             ahead = counts.ledger.begun[end] - counts.ledger.settled[end]

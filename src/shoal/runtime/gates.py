@@ -113,15 +113,15 @@ def _gate(plan: Plan, channel: Channel, cells: Iterable[Cell]) -> Gate:
     gate = Gate(channel.name, channel.writer, channel.reader, tuple(sources), channel.flow, 2)
     capacity = channel.flow.capacity if isinstance(channel.flow, Queue) else gate.lag + 2
     admits, bound = _admission(plan, channel)
-    return Gate(
-        gate.name, gate.writer, gate.reader, gate.sources, gate.flow, capacity, admits, bound
-    )
+    anew = channel.reader in plan.onlookers
+    return replace(gate, capacity=capacity, admits=admits, bound=bound, anew=anew)
 
 
 def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
     """How many turns each free end may have under way, and how late they may be used."""
     queues = [c for c in plan.channels if takes_some(c.flow)]
-    news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in plan.free]
+    bounded = plan.free - plan.onlookers
+    news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in bounded]
     if channel not in (*queues, *news):
         return 0, None
     bounds = [c.flow.max_lag for c in news if isinstance(c.flow, Latest)]

@@ -112,6 +112,10 @@ class Pieces:
                 raise not_finite(self._plan, self._good(tick), tick, bad)
             yield tick, shown
 
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """What onlookers have shown."""
+        return self._collector.looked()
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
         if shares := self._collector.shares():
@@ -213,7 +217,8 @@ class Inline:
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._limit = pieces, Limit(0)
         self._team = Team(pieces.workers, pieces.channels, None, None, pieces.run_many)
-        self.ready, self.final, self.snapshots = pieces.ready, pieces.final, pieces.snapshots
+        self.ready, self.looked = pieces.ready, pieces.looked
+        self.final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
         """Remember how far to go."""
@@ -253,7 +258,8 @@ class Threaded:
         halt = threading.Event()
         bells = {name: ThreadBell(halt) for name in pieces.teams_named}
         self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
-        self.ready, self.final, self.snapshots = pieces.ready, pieces.final, pieces.snapshots
+        self.ready, self.looked = pieces.ready, pieces.looked
+        self.final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
         """Begin; returns at once."""

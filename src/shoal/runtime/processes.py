@@ -165,6 +165,10 @@ class Processes:
                 raise not_finite(self._plan, self._good(tick), tick, bad)
             yield tick, shown
 
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """What onlookers have shown, as far as `ready` has seen it come."""
+        return self._collector.looked()
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
         if self._awaits:
@@ -205,9 +209,11 @@ class Processes:
 
     def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
         cells, inputs = self._layout.cells, self._plan.graph.inputs
+        # Who was stopped before it kept anything carries what it started from.
+        kept = {r: bank for r, bank in banks.items() if self._board.ticks(bank)[r] >= 0}
         found = {
             name: wrapped(jax.numpy.asarray(x)) if cells[name].is_key else jax.numpy.asarray(x)
-            for name, x in self._board.gather(banks).items()
+            for name, x in self._board.gather(kept).items()
         }
         past = {name: x for name, x in found.items() if name not in inputs}
         return Snapshot(tick, {name: found[name] for name in inputs}, past)

@@ -40,12 +40,14 @@ class Watching:
 
     `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
     ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
-    it once all metrics of the ticks before have been seen. What they raise stops the run.
+    it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
+    onlookers have made of a tick's values, when they have. What they raise stops the run.
     """
 
     see: Watch
     due: Callable[[int], int | None] = lambda tick: None
     keep: Callable[[Snapshot], None] = lambda snapshot: None
+    look: Watch = lambda tick, metrics: None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Going(Protocol):
         """Metrics of whole ticks, in order."""
         ...
 
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """Metrics of onlookers, with the tick whose values they looked at."""
+        ...
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that the limit asks for, if it is there; each is given once."""
         ...
@@ -117,12 +123,13 @@ def run(
     began = time.perf_counter()
     going, limit = make_run(plan, backend, start), Limit(ticks, start.tick)
     watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
-    first = began
+    first = last = began
     with stoppable(limit) as stop:
         going.start(limit)
         try:
             for tick in _watched(going, limit, watching, start.tick):
-                first = time.perf_counter() if tick == start.tick else first
+                last = time.perf_counter()
+                first = last if tick == start.tick else first
         except Failure as failure:
             raise explain(failure) from failure.error
         except BaseException:
@@ -135,7 +142,7 @@ def run(
     end = going.final()
     leaves = [end.values[name] for name in graph.inputs]
     tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
-    return Result(end, tree, first - began, time.perf_counter() - first, interrupted)
+    return Result(end, tree, first - began, last - first, interrupted)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:
@@ -183,6 +190,8 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
             watching.see(tick, metrics)
             seen = tick + 1
             yield tick
+        for tick, metrics in going.looked():
+            watching.look(tick, metrics)
         asked = asked and not keep()
         due = None if asked or not more else watching.due(seen)
         if due is not None and due < limit.ticks:

@@ -38,6 +38,7 @@ class Team:
         self._turning: dict[Replica, Generator[Wants | Runs, Any, None]] = {}
         self._waiting: dict[Replica, Wants] = {}
         self._asking: dict[Replica, Runs] = {}
+        self._ready: deque[tuple[Replica, Any]] = deque()
         self._since = 0.0
 
     @property
@@ -55,7 +56,8 @@ class Team:
         """Turn every end up to the limit."""
         fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._turning}
         self._turning |= fresh  # free ends are still in the turn that the last limit left them in
-        ready: deque[tuple[Replica, Any]] = deque((replica, None) for replica in fresh)
+        ready = self._ready  # also those that could go on when the last limit was reached
+        ready.extend((replica, None) for replica in fresh)
         while self._is_needed():
             while ready:
                 self._advance(*ready.popleft())

@@ -146,6 +146,10 @@ class Whole:
                     raise not_finite(self._plan, good, first + i, bad)
                 yield first + i, shown
 
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """Nobody looks on: there is one program."""
+        return iter(())
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when it has been taken."""
         while not self._snapped.empty():

@@ -198,19 +198,24 @@ class Worker:
         """How many ticks this end has made here: channels count from where the run began."""
         return self.tick - self._start.tick
 
+    @property
+    def _shown_tick(self) -> int:
+        """The tick that metrics are of; at one's own pace, the one whose values were looked at."""
+        looked = self.is_free and self._version < NEVER
+        return self._start.tick + self._version if looked else self.tick
+
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Turn ticks up to the limit; every move is announced before it is made."""
         program = self._crew.program
         while self.is_free or limit.may_start(self.tick):
             self._answer(limit)
-            if self.tick % KEEP_EVERY == 0:
+            if self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick:
                 self._desk.keep(self)
-            self.broken = True
             self._version = NEVER if self.is_free else self._turn_number
             self._lags.clear()
             yield from self._run(program.operations)
             shown = {m: self._env[v] for m, v in program.metrics}
-            self._desk.show(self.tick, self.replica, shown, tuple(self._lags.values()))
+            self._desk.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
@@ -219,6 +224,9 @@ class Worker:
     def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
         env, crew = self._env, self._crew
         for operation in operations:
+            if isinstance(operation, Move):
+                yield Wants(operation.channel, operation.takes, self._turn_number)
+            self.broken = True  # who waits for its first message has not begun its tick
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
@@ -228,7 +236,6 @@ class Worker:
                         results = crew.run(operation, args)
                     env.update(zip(writes, results, strict=True))
                 case Move(channel, takes, values):
-                    yield Wants(channel, takes, self._turn_number)
                     if takes:
                         self._take(channel)
                     else:
