@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.planning.cluster import Cluster, Device, Host
     from shoal.planning.policies import (
+        ape_x,
         central,
         decoupled,
         environments,
@@ -57,6 +58,7 @@ _HOMES = {
     "ShoalError": "shoal.errors",
     "THE_REST": "shoal.planning.policy",
     "Wire": "shoal.planning.policy",
+    "ape_x": "shoal.planning.policies",
     "central": "shoal.planning.policies",
     "decoupled": "shoal.planning.policies",
     "environments": "shoal.planning.policies",
@@ -95,6 +97,7 @@ __all__ = [
     "ShoalError",
     "Wire",
     "algorithms",
+    "ape_x",
     "central",
     "decoupled",
     "environments",

@@ -115,7 +115,7 @@ def test_flows_print_as_they_are_meant():
 def test_every_preset_can_be_cut_by_every_policy(name):
     preset = PRESETS["ppo"][name]
     graph = shoal.trace(preset.algorithm, shoal.envs.make(name), envs=preset.envs)
-    for make in POLICIES.values():
+    for make in set(POLICIES.values()) - {shoal.ape_x}:  # which wants replay
         assert shoal.plan(graph, make(), FOUR).channels or make in (
             shoal.fused,
             shoal.multi_learner,

@@ -55,6 +55,18 @@ def test_the_graph_of_ppo_prints(golden):
     golden(steady(str(ppo())), "graph_ppo.txt")
 
 
+def test_the_plan_of_dqn_with_replay_apart_prints(golden):
+    from shoal.algorithms import DQN
+    from shoal.envs import make
+
+    graph = shoal.trace(DQN(priority_exponent=0.6), make("CartPole-v1"), envs=8)
+    prints = [
+        f"with {name}\n\n{shoal.plan(graph, shoal.ape_x(2, lag=1), cluster)}"
+        for name, cluster in CLUSTERS.items()
+    ]
+    golden("\n\n\n".join(prints), "plan_ape_x.txt")
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_plan_of_ppo_prints(policy, golden):
     prints = [f"with {cluster}\n\n{planned(policy, cluster)}" for cluster in CLUSTERS]

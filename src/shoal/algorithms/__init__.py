@@ -1,8 +1,9 @@
 """Algorithms, one file each; this is their index."""
 
+from shoal.algorithms.dqn import DQN
 from shoal.algorithms.ppo import PPO
 from shoal.algorithms.presets import PRESETS, Preset
 
-ALGORITHMS = {"ppo": PPO}
+ALGORITHMS = {"dqn": DQN, "ppo": PPO}
 
-__all__ = ["ALGORITHMS", "PPO", "PRESETS", "Preset"]
+__all__ = ["ALGORITHMS", "DQN", "PPO", "PRESETS", "Preset"]

@@ -24,7 +24,8 @@ MEANS = {
     "ring": "groups of environments each replica keeps in flight; inference is then served",
     "workers": "replicas that step environments, or compute gradients",
     "take": "rollouts that the learner takes a tick, the first to come",
-    "max_lag": "ticks that parameters of a rollout may be behind when it is used",
+    "max_lag": "ticks that parameters of a rollout may be behind when it is used; ape-x: then "
+    "actors go ahead",
     "learners": "replicas that learn, and agree on gradients",
     "inference": "replicas that act",
     "actor_devices": "devices that act",

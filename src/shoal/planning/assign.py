@@ -31,7 +31,9 @@ def check_names(graph: Graph, distribution: DistributionPolicy) -> DistributionP
                 raise UnknownNameError(
                     f"stage in fragment `{fragment.name}` of {distribution.name}:", name, known
                 )
-            if "/" in name and not any(fnmatchcase(full, name) for full in known):
+            # A fragment that holds more than the pattern can do without what it means.
+            needed = "/" in name or ("*" in name and fragment.stages == (name,) != (THE_REST,))
+            if needed and not any(fnmatchcase(full, name) for full in known):
                 raise CutError(
                     f"{distribution.name} looks for a stage `{name}`, and the loop has none",
                     "Mark one with @shoal.stage, or use another distribution policy. "

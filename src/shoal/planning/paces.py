@@ -63,7 +63,8 @@ def _nothing_by_rows(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
             yield CutError(
                 f"`{channel.reader}` takes the first replicas of `{channel.writer}` to come, "
                 f"but carries `{name_text(before)}`, which has a row for every environment",
-                "Make it in a stage that runs with the environments, or take all replicas.",
+                "Make it in a stage that runs with the environments, or use a distribution policy "
+                "that takes all replicas, such as ape_x.",
             )
 
 

@@ -19,6 +19,8 @@ from shoal.planning.policy import (
     Wire,
 )
 
+REPLAY = "replay*"  # stages that keep and draw old rollouts go with the learner, if there are any
+
 
 def fused(devices: int = 1) -> DistributionPolicy:
     """Everything in one XLA program, sharded over devices (Anakin, PureJaxRL, MSRL's GPUOnly)."""
@@ -31,7 +33,7 @@ def single_learner_coarse(actors: int = 2, lag: int = 0) -> DistributionPolicy:
         "single_learner_coarse",
         (
             Fragment("actor", (PER_ENV,), actors, "cpu"),
-            Fragment("learner", (PER_BATCH,), 1, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH, REPLAY), 1, "gpu else cpu"),
         ),
         (Wire("learner", "actor", Lockstep(lag)),),
     )
@@ -77,7 +79,7 @@ def impala(actors: int = 2, take: int = 0, max_lag: int = 0) -> DistributionPoli
         "impala",
         (
             Fragment("actor", (PER_ENV,), actors, "cpu"),
-            Fragment("learner", (PER_BATCH,), 1, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH, REPLAY), 1, "gpu else cpu"),
         ),
         (
             Wire("learner", "actor", Latest(max_lag)),
@@ -119,7 +121,7 @@ def decoupled(
         (
             Fragment("env", ("env",), envs, "cpu"),
             Fragment("inference", (PER_ENV,), inference, "gpu else cpu"),
-            Fragment("learner", (PER_BATCH,), learners, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
         ),
         (Wire("learner", "inference", Lockstep(lag)), Wire("learner", "env", Lockstep(lag))),
     )
@@ -135,7 +137,7 @@ def _served(
         (
             Fragment("env", ("env",), envs, "cpu", ring),
             Fragment("inference", (PER_ENV,), inference, "gpu else cpu", beside=beside),
-            Fragment("learner", (PER_BATCH,), learners, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
         ),
         (
             Wire("env", "inference", Serve()),
@@ -151,9 +153,32 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
         "sebulba",
         (
             Fragment("actor", (PER_ENV,), actor_devices, "gpu else cpu"),
-            Fragment("learner", (PER_BATCH,), learner_devices, "gpu else cpu"),
+            Fragment("learner", (PER_BATCH, REPLAY), learner_devices, "gpu else cpu"),
         ),
         (Wire("learner", "actor", Lockstep(lag)),),
+    )
+
+
+def ape_x(actors: int = 2, lag: int = 0, max_lag: int = 0) -> DistributionPolicy:
+    """Actors, a replay between them and the learner, and a learner (Ape-X, R2D2).
+
+    With a lag, actors and replay go on with what the learner told so many ticks ago: replay draws
+    ahead while it learns. With `max_lag`, actors take the newest parameters, at most so old, and
+    their rollouts wait in a queue.
+    """
+    flows = (Latest(max_lag), Queue(2)) if max_lag else (Lockstep(lag), Lockstep())
+    return DistributionPolicy(
+        "ape_x",
+        (
+            Fragment("actor", (PER_ENV,), actors, "cpu"),
+            Fragment("replay", (REPLAY,), 1, "cpu"),
+            Fragment("learner", (PER_BATCH,), 1, "gpu else cpu"),
+        ),
+        (
+            Wire("learner", "actor", flows[0]),
+            Wire("actor", "replay", flows[1]),
+            Wire("learner", "replay", Lockstep(lag)),
+        ),
     )
 
 
@@ -179,5 +204,6 @@ POLICIES: dict[str, Callable[..., DistributionPolicy]] = {
         central,
         decoupled,
         sebulba,
+        ape_x,
     )
 }

@@ -38,6 +38,13 @@ class Priorities(NamedTuple):
     highest: jax.Array  # ever given; what is new gets it
 
 
+class Replay(NamedTuple):
+    """A ring, and its priorities if it has some."""
+
+    ring: Ring
+    priorities: Any  # () where all steps are drawn alike
+
+
 def init_ring(example: Any, capacity: int) -> Ring:
     """An empty ring for steps like `example` (arrays, or their shapes and dtypes)."""
     room = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), example)
@@ -123,6 +130,49 @@ def sample_prioritised(
     """Windows in proportion to priorities, the numbers of their first steps, and n P(i)."""
     first, ratio = draw_prioritised(key, ring, priorities, count, length)
     return read(ring, first, length), first, ratio
+
+
+def init_replay(example: Any, capacity: int, exponent: float) -> Replay:
+    """An empty ring for steps like `example`, with priorities if their `exponent` isn't 0."""
+    priorities = init_priorities(capacity) if exponent else ()
+    return Replay(init_ring(example, capacity), priorities)
+
+
+def keep(replay: Replay, steps: Any) -> Replay:
+    """`replay` with `steps` of [time, ...], of the highest priority if it has some."""
+    ring, priorities = replay
+    priorities = prioritise_new(priorities, ring, steps) if priorities else ()
+    return Replay(add(ring, steps), priorities)
+
+
+def choose(key: jax.Array, replay: Replay, count: int, length: int) -> tuple[jax.Array, jax.Array]:
+    """The numbers of `count` windows' first steps, and how often each is drawn, n P(i)."""
+    if replay.priorities:
+        return draw_prioritised(key, replay.ring, replay.priorities, count, length)
+    return draw(key, replay.ring, count, length), jnp.ones(count)
+
+
+def updates_a_tick(steps: int, samples_per_insert: float, windows: int) -> int:
+    """How many updates of `windows` make that each step is learnt from so often on average."""
+    wanted = samples_per_insert * steps / windows
+    if wanted < 1 or wanted % 1:
+        raise SettingError(
+            f"{steps} steps a tick, each to be learnt from {samples_per_insert:g} times, make "
+            f"{wanted:g} updates of {windows} windows",
+            "Let steps x samples_per_insert be a multiple of windows.",
+        )
+    return int(wanted)
+
+
+def check_capacity(capacity: int, min_size: int, steps: int, length: int) -> int:
+    """`capacity` if a tick's steps fit and `min_size` steps are enough for a window."""
+    if not max(length, 1) <= min_size <= capacity or steps > capacity:
+        raise SettingError(
+            f"a replay of {capacity} steps an environment, of which {min_size} must be there, "
+            f"can't take {steps} a tick and give windows of {length}",
+            f"Let capacity be {max(steps, min_size)} or more, and min_size {length} or more.",
+        )
+    return capacity
 
 
 def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:

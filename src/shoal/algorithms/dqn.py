@@ -1,0 +1,249 @@
+"""Deep Q-learning (Mnih et al., 2015), with what made it Rainbow as settings."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.envs import (
+    Discrete,
+    Environment,
+    EnvState,
+    HostEnvironment,
+    HostState,
+    episode_totals,
+    key_rows,
+)
+from shoal.rl import replay
+from shoal.rl.observations import as_features, init_obs_moments
+from shoal.rl.q_network import QNetwork, Shape, action_atoms, count_actions, init_q_network
+from shoal.rl.q_values import Form, chosen, make_form, mean_return, td_loss
+from shoal.rl.transitions import (
+    Drawn,
+    Seen,
+    Told,
+    Transition,
+    importance,
+    nothing_told,
+    read_transitions,
+)
+from shoal.tracing.stage import mean, stage
+
+Env = Environment | HostEnvironment
+Metrics = dict[str, jax.Array]
+
+
+class Learner(NamedTuple):
+    """What learning carries from tick to tick; nothing of it has a row an environment."""
+
+    params: QNetwork
+    target: QNetwork
+    opt_state: optax.OptState
+    ticks: jax.Array
+    updates: jax.Array
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    shyness: jax.Array  # the power of ε with which an environment explores
+    replay_keys: jax.Array
+    memory: replay.Replay
+    told: Told  # what the learner says of the windows it saw last
+
+
+@dataclass(frozen=True, slots=True)
+class DQN:
+    """A tick steps every environment `steps` times, then learns from what its replay holds.
+
+    It learns from each step `samples_per_insert` times on average, in updates of `windows` an
+    environment, and not before each environment's replay holds `min_size` steps.
+    """
+
+    paper: ClassVar[str] = "Mnih et al., 2015; Hessel et al., 2018"
+    actions: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    steps: int = 8
+    windows: int = 8
+    samples_per_insert: float = 8.0
+    min_size: int = 64
+    capacity: int = 4096  # steps an environment
+    learning_rate: float = 5e-4
+    max_grad_norm: float = 10.0
+    discount: float = 0.99
+    n_step: int = 3
+    double: bool = True
+    dueling: bool = True
+    values: str = "expected"  # or categorical (C51), quantile (QR)
+    atoms: int = 51  # of categorical and quantile
+    value_range: tuple[float, float] = (-10.0, 10.0)  # of categorical
+    target_every: int = 100  # updates, after which the target network is moved by `target_rate`
+    target_rate: float = 1.0
+    epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
+    epsilon_ticks: int = 500  # between them
+    epsilon_spread: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
+    priority_exponent: float = 0.0  # 0: replay draws all alike
+    importance_exponent: float = 0.4
+    hidden: tuple[int, ...] = (128, 128)
+    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    keep_as: str = ""  # the dtype in which replay keeps observations, if not their own
+
+    def __post_init__(self) -> None:
+        make_form(self.values, self.atoms, self.value_range)
+        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+        replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
+        shape = Shape(self.hidden, self.torso, count_actions(env), self.form.atoms, self.dueling)
+        params: Any = init_q_network(net_key, env.observation_space, shape)
+        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        seen = jax.eval_shape(lambda: self.features(env, obs)[0])
+        seen = jax.ShapeDtypeStruct(seen.shape, self.keep_as or seen.dtype)
+        kept = Seen(seen, jnp.int32(0), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
+        memory = replay.init_replay(kept, self.capacity, self.priority_exponent)
+        memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), memory)
+        told = nothing_told((envs, self.updates, self.windows))
+        shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
+        rows = key_rows(act_key, envs), env_states, obs, shyness, key_rows(replay_key, envs)
+        return State(learner, *rows, memory, told)
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Steps, then learns."""
+        learner, memory = state.learner, state.memory
+
+        def collect(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs = carry
+            shown = self.features(env, obs)
+            shared = {"params": learner.params, "ticks": learner.ticks}
+            keys, action = self.act(keys, state.shyness, shown, **shared)
+            env_states, step = env.step(env_states, action)
+            last = self.features(env, step.last_obs)
+            seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
+            return (keys, env_states, step.obs), (seen, episode_totals(step))
+
+        start = (state.keys, state.env_states, state.obs)
+        rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
+        seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
+        if self.priority_exponent:
+            memory = self.replay_update(memory, state.told)
+        memory = self.replay_add(memory, seen)
+        replay_keys, drawn = self.replay_sample(state.replay_keys, memory)
+        learner, told, parts = self.learn(learner, drawn)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+        return State(learner, *rows, state.shyness, replay_keys, memory, told), parts | totals
+
+    @stage(per="env")
+    def act(self, key: jax.Array, shyness: jax.Array, shown: jax.Array, *, params: QNetwork,
+            ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        """The next key, and the best action, or any with chance ε."""
+        key, chance_key, action_key = jax.random.split(key, 3)
+        worth = mean_return(self.form, self.atoms_of(params, shown))
+        any_action = jax.random.randint(action_key, (), 0, worth.shape[-1])
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
+        explores = jax.random.uniform(chance_key) < epsilon
+        return key, jnp.where(explores, any_action, jnp.argmax(worth, -1)).astype(jnp.int32)
+
+    @stage(per="env")
+    def replay_update(self, memory: replay.Replay, told: Told) -> replay.Replay:
+        """Replay with the priorities that the last tick's learning gave."""
+        priorities = replay.set_priorities(memory.priorities, memory.ring, *told)
+        return memory._replace(priorities=priorities)
+
+    @stage(per="env")
+    def replay_add(self, memory: replay.Replay, seen: Seen) -> replay.Replay:
+        """Replay with one tick's steps of its environment."""
+        return replay.keep(memory, seen)
+
+    @stage(per="env")
+    def replay_sample(self, key: jax.Array, memory: replay.Replay) -> tuple[jax.Array, Drawn]:
+        """The next key, and windows for all updates, each as one transition over `n_step` steps."""
+        key, draw_key = jax.random.split(key)
+        shape = self.updates, self.windows
+        first, ratio = replay.choose(draw_key, memory, shape[0] * shape[1], self.n_step)
+        batch = read_transitions(memory.ring, first, self.n_step, self.discount)
+        drawn = Drawn(batch, first, ratio)
+        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+
+    @stage
+    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Any, Metrics]:
+        """The learner after all updates, what it says of each window, and the mean loss."""
+        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        weight = importance(drawn.ratio, self.importance_exponent)
+
+        def update(carry: tuple, given: tuple[Transition, jax.Array]) -> tuple:
+            (params, target, opt_state), count = carry
+            grads, (parts, surprise) = self.grad(params, target, *given)
+            params, opt_state = self.apply(params, opt_state, mean(grads), ready)
+            moves = ready & ((count + 1) % self.target_every == 0)
+            rate = jnp.where(moves, self.target_rate, 0)
+            target = optax.incremental_update(params, target, rate)
+            return ((params, target, opt_state), count + ready), (parts, surprise)
+
+        given = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (drawn.batch, weight))
+        (nets, count), (parts, surprise) = lax.scan(update, (learner[:3], learner.updates), given)
+        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
+        priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** self.priority_exponent
+        told = Told(jnp.where(ready, drawn.first, -1), jnp.where(ready, priority, 1))
+        return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
+
+    @stage
+    def grad(
+        self, params: QNetwork, target: QNetwork, batch: Transition, weight: jax.Array
+    ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
+        """The gradient of the loss; its parts, and how surprising each transition is."""
+        next_atoms = self.atoms_of(target, batch.next_obs)
+        chooses = self.atoms_of(params, batch.next_obs) if self.double else next_atoms
+        follow = chosen(next_atoms, jnp.argmax(mean_return(self.form, chooses), -1))
+
+        def loss(params: QNetwork) -> tuple[jax.Array, tuple]:
+            atoms = self.atoms_of(params, batch.obs)
+            said = chosen(atoms, batch.action)
+            lost, surprise = td_loss(self.form, said, batch.reward, batch.discount, follow)
+            parts = {"loss": weight * lost, "mean_value": mean_return(self.form, atoms)}
+            parts = jax.tree.map(jnp.mean, parts)
+            return parts["loss"], (parts, surprise)
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    @stage
+    def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
+        """The parameters and the optimiser's state after one update, if it is time to learn."""
+        updates, after = self.optimiser.update(grads, opt_state)
+        new = optax.apply_updates(params, updates), after
+        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+
+    def atoms_of(self, params: QNetwork, shown: jax.Array) -> jax.Array:
+        """What the network says of every action: [..., actions, atoms]."""
+        shown = shown.astype(jnp.float32) if self.keep_as else shown
+        return action_atoms(params, shown, self.form.atoms)
+
+    def features(self, env: Env, obs: Any) -> jax.Array:
+        """Observations as the network sees them: a vector, or an image."""
+        kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, self.torso))
+        return as_features(kind, obs)
+
+    @property
+    def updates(self) -> int:
+        """In a tick."""
+        return replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+
+    @property
+    def form(self) -> Form:
+        """What the network says of an action."""
+        return make_form(self.values, self.atoms, self.value_range)
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        clip = optax.clip_by_global_norm(self.max_grad_norm)
+        return optax.flatten(optax.chain(clip, optax.adam(self.learning_rate, eps=1e-5)))

@@ -1,0 +1,83 @@
+"""Replay in the loop: the fused numbers wherever it is, and learning that keeps pace with steps."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import shoal
+from laws.cases import FOUR, ONE, graph_of, start_of
+from shoal.runtime.reference import run_reference
+from shoal.runtime.verify import difference, verify_plan
+
+pytest.importorskip("gymnax")
+
+TICKS, TOLERANCE = 8, 1e-5
+POLICIES = {
+    "coarse(2)": shoal.single_learner_coarse(2),
+    "fine(2), ring": shoal.single_learner_fine(2, ring=2),
+    "multi_learner(2)": shoal.multi_learner(2),
+    "central(2)": shoal.central(2),
+    "decoupled(2,2,2)": shoal.decoupled(2, 2, 2),
+    "ape_x(2)": shoal.ape_x(2),
+}
+OTHERS = {"fused": shoal.fused(), "asynchronous": shoal.ape_x(2, max_lag=2)}
+
+
+@cache
+def ran(name):
+    """What a run under the distribution policy of that name leaves."""
+    plan = shoal.plan(graph_of("dqn"), (POLICIES | OTHERS)[name], FOUR)
+    return shoal.run(plan, "threads", ticks=TICKS, state=start_of("dqn"))
+
+
+def largest(got, wanted):
+    return max(difference(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_wherever_replay_is_kept_the_numbers_are_the_fused_program_s(name):
+    assert largest(ran(name).values, ran("fused").values) < TOLERANCE
+
+
+def test_replay_in_a_process_of_its_own_gives_the_fused_numbers():
+    plan = shoal.plan(graph_of("dqn"), shoal.ape_x(2), ONE)
+    assert verify_plan(plan, "processes", ticks=TICKS, state=start_of("dqn")).holds
+
+
+def test_with_a_lag_replay_draws_ahead_of_what_the_learner_tells_it():
+    plan = shoal.plan(graph_of("dqn"), shoal.ape_x(2, lag=1), ONE)
+    names, state = graph_of("dqn").inputs, start_of("dqn")
+    wanted = run_reference(plan, dict(zip(names, jax.tree.leaves(state), strict=True)), TICKS)
+    got = shoal.run(plan, "threads", ticks=TICKS, state=state)
+    assert largest(got.values, wanted) < TOLERANCE
+    assert largest(got.values, ran("fused").values) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", [*POLICIES, *OTHERS])
+def test_so_many_samples_are_learnt_from_an_insert_once_there_are_enough(name):
+    algorithm, state = graph_of("dqn").origin.algorithm, ran(name).state
+    steps = TICKS * algorithm.steps
+    assert np.all(np.asarray(state.memory.ring.added) == steps)
+    # Ticks that begin to learn with `min_size` steps there, or more.
+    learning = sum((t + 1) * algorithm.steps >= algorithm.min_size for t in range(TICKS))
+    assert 0 < learning < TICKS
+    samples = int(state.learner.updates) * algorithm.windows
+    assert samples == learning * algorithm.steps * algorithm.samples_per_insert
+    # The optimiser has counted no more than that.
+    counts = [x for x in jax.tree.leaves(state.learner.opt_state) if np.ndim(x) == 0]
+    assert all(int(count) == int(state.learner.updates) for count in counts)
+
+
+def test_who_takes_the_first_to_come_is_told_why_that_does_not_fit_replay():
+    with pytest.raises(shoal.ShoalError, match="has a row for every environment") as error:
+        shoal.plan(graph_of("dqn"), shoal.impala(2), ONE)
+    assert "ape_x" in str(error.value)
+
+
+def test_a_loop_without_replay_is_told_what_is_missing():
+    with pytest.raises(
+        shoal.ShoalError, match=r"looks for a stage `replay\*`, and the loop has none"
+    ):
+        shoal.plan(graph_of("chase"), shoal.ape_x(2), ONE)
