@@ -8,7 +8,7 @@ import pytest
 from shoal.algorithms import ALGORITHMS, PPO, PRESETS
 from shoal.cli.main import main
 from shoal.cli.options import with_settings
-from shoal.envs.spaces import ACTIONS, Box, Discrete, MultiDiscrete
+from shoal.envs.spaces import ACTIONS, Box, Discrete, Groups, MultiDiscrete
 from shoal.errors import SettingError
 from shoal.training import check_actions
 
@@ -36,7 +36,7 @@ def test_every_algorithm_says_its_paper_its_action_spaces_and_what_it_is(name, c
     entry = capsys.readouterr().out.split(f"{name}: ")[1].split("\n\n")[0].splitlines()
     assert entry[0]
     assert entry[1].split(maxsplit=1) == ["paper", kind.paper]
-    assert set(kind.actions) <= set(ACTIONS)
+    assert set(kind.actions) <= {*ACTIONS, Groups}
     assert [word.strip(",") for word in entry[2].split()[1:]] == [s.__name__ for s in kind.actions]
     assert not PRESETS.get(name) or next(iter(PRESETS[name])) in entry[3]
 
@@ -56,7 +56,17 @@ def test_a_setting_is_shown_with_the_comment_beside_it(capsys):
     assert any(line.startswith("minibatches: int = 4 an epoch; each has") for line in told)
 
 
-@pytest.mark.parametrize("space", [BOX, MultiDiscrete((2, 2)), {"a": CHOICE, "b": BOX}], ids=str)
+MIXED = Groups((("a", CHOICE), ("b", BOX)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Captain:
+    """Acts for agents that differ, where each has a choice of n."""
+
+    actions: ClassVar[tuple[type, ...]] = (Discrete, Groups)
+
+
+@pytest.mark.parametrize("space", [BOX, MultiDiscrete((2, 2))], ids=str)
 def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space):
     with pytest.raises(SettingError, match="Chooser can't act in my world") as caught:
         check_actions(Chooser(), World(space))
@@ -64,9 +74,18 @@ def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space)
     assert "Discrete only" in caught.value.what
 
 
-@pytest.mark.parametrize("space", [CHOICE, {"a": CHOICE}, None], ids=str)
+@pytest.mark.parametrize("space", [CHOICE, None], ids=str)
 def test_who_can_act_in_a_space_is_welcome(space):
     check_actions(Chooser(), World(space))
+
+
+def test_agents_that_differ_want_who_can_act_for_each_of_them():
+    for refused, space in ((Chooser(), Groups((("a", CHOICE),))), (Captain(), MIXED)):
+        with pytest.raises(SettingError, match="can't act in my world") as caught:
+            check_actions(refused, World(space))
+        assert "mappo" in caught.value.fix
+        assert "ppo," not in caught.value.fix.split()
+    check_actions(Captain(), World(Groups((("a", CHOICE),))))
 
 
 @pytest.mark.parametrize("space", [CHOICE, BOX, MultiDiscrete((2, 2))], ids=str)

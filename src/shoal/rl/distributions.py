@@ -55,6 +55,13 @@ class Categorical(NamedTuple):
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
+def masked(chances: Distribution, mask: jax.Array) -> Categorical:
+    """The same chances among the actions that `mask` allows, and none of the others."""
+    assert isinstance(chances, Categorical), "only single choices are ever masked"
+    # Not -inf: its product with a probability of 0 is no number.
+    return Categorical(jnp.where(mask, chances.logits, -1e9))
+
+
 @dataclass(frozen=True, slots=True)
 class MultiCategorical:
     """Several choices, independent of each other: `sizes` cut the logits into one part each."""

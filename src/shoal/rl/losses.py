@@ -1,7 +1,20 @@
 """Losses and diagnostics, entry by entry; the algorithm takes the mean."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+
+from shoal.rl.distributions import Distribution
+
+
+class Weights(NamedTuple):
+    """Where PPO clips ratios and values, and how it weighs the value loss and the entropy."""
+
+    clip: float
+    value_clip: float | None
+    value: float
+    entropy: float
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: float) -> jax.Array:
@@ -40,3 +53,24 @@ def approximate_kl(log_ratio: jax.Array) -> jax.Array:
 def clipped(log_ratio: jax.Array, clip: float) -> jax.Array:
     """1 where |ρ - 1| > ε, else 0."""
     return (jnp.abs(jnp.expm1(log_ratio)) > clip).astype(jnp.float32)
+
+
+def ppo(
+    now: Distribution, value: jax.Array, batch: Any, how: Weights
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy loss + weighted value loss - weighted entropy, and these parts: means over all.
+
+    `batch` has `action`, `log_prob`, `advantage`, `value` and `target`.
+    """
+    log_ratio = now.log_prob(batch.action) - batch.log_prob
+    parts = {
+        "policy_loss": clipped_surrogate(log_ratio, batch.advantage, how.clip),
+        "value_loss": value_loss(value, batch.value, batch.target, how.value_clip),
+        "entropy": now.entropy(),
+        "approx_kl": approximate_kl(log_ratio),
+        "clip_fraction": clipped(log_ratio, how.clip),
+    }
+    parts = {name: jnp.mean(part) for name, part in parts.items()}
+    loss = parts["policy_loss"] + how.value * parts["value_loss"]
+    loss -= how.entropy * parts["entropy"]
+    return loss, {"loss": loss, **parts}

@@ -1,0 +1,155 @@
+"""What a team sees, and the networks of one of its policies: actors, and a critic of the whole.
+
+Agents are the last axis before features: own features are [..., agents, features].
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
+from shoal.rl.distributions import Distribution, masked
+from shoal.rl.memory import Memory, forget, init_memory, remember, unroll, width_of
+from shoal.rl.nets import init_mlp, mlp
+from shoal.rl.policy import Actor, init_actor, policy
+from shoal.rl.routing import Policy, Routes
+
+
+class Shown(NamedTuple):
+    """What the agents of one policy are shown."""
+
+    own: jax.Array  # [..., agents, features]
+    mask: Any  # [..., agents, actions]: what each may do; () if it is not told
+    world: Any  # [..., features] that all share: the world's state, or what all agents see; or ()
+
+
+class Member(NamedTuple):
+    """The parameters of one policy; what it sees and remembers goes to its actor and its critic."""
+
+    memory: Memory
+    actor: Actor
+    critic: Any  # layers, which see the world too if the critic is central; () where none is needed
+
+    @property
+    def acting(self) -> "Member":
+        """The part that choosing actions needs."""
+        return self._replace(critic=())
+
+
+def look(routes: Routes, obs: Any, axis: int, central: bool) -> dict[str, Shown]:  # noqa: FBT001
+    """What the agents of each policy are shown; the world only where a `central` critic looks."""
+    by_policy = routes.split(obs, axis)
+    found = {p.name: _shown(p, by_policy[p.name], axis) for p in routes.policies}
+    if not central:
+        return {name: shown._replace(world=()) for name, shown in found.items()}
+    world = next(iter(found.values())).world
+    if isinstance(world, tuple):
+        each = [shown.own.reshape(*shown.own.shape[:axis], -1) for shown in found.values()]
+        world = jnp.concatenate(each, axis=-1)
+    return {name: shown._replace(world=world) for name, shown in found.items()}
+
+
+def widths(routes: Routes) -> tuple[dict[str, int], int]:
+    """How many features of its own each policy's agents see, and how many the world has."""
+    seen = {p.name: parts(p.observation_space)[0].size for p in routes.policies}
+    world = parts(routes.policies[0].observation_space)[2]
+    all_own = sum(seen[p.name] * len(p.agents) for p in routes.policies)
+    return seen, world.size if world else all_own
+
+
+def by_name(parts: dict[str, dict[str, jax.Array]]) -> dict[str, jax.Array]:
+    """Each policy's metrics with its name before theirs; of a single one, as they are."""
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return {f"{policy}.{name}": x for policy, of in parts.items() for name, x in of.items()}
+
+
+def init_member(
+    keys: tuple[jax.Array, jax.Array],
+    spaces: tuple[int, int, Any],
+    hidden: tuple[int, ...],
+    memory: tuple[str, int] = ("none", 0),
+) -> Member:
+    """Networks for (own features, features of the world, actions); `memory` is kind and width."""
+    actor_key, critic_key = keys
+    own, world, actions = spaces
+    kind, width = memory
+    remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, own, width)
+    inputs = width_of(remembers, own)
+    critic = init_mlp(critic_key, (inputs + world, *hidden, 1))
+    return Member(remembers, init_actor(actor_key, (inputs, *hidden), actions), critic)
+
+
+def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution]:
+    """What is remembered then, and what each agent does."""
+    memory, seen = remember(params.memory, memory, shown.own, _never(shown.own))
+    return memory, _chances(params, seen, shown.mask)
+
+
+def reconsider(
+    params: Member, shown: Shown, memory: Any, fresh: Any
+) -> tuple[Distribution, jax.Array]:
+    """What each agent does and what the critic expects.
+
+    With memory these are pieces, [samples, steps, ...]: `memory` is what was remembered before
+    each, and `fresh` says which steps are the first of an episode.
+    """
+    seen = shown.own
+    if params.memory:
+        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, fresh))
+        seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
+    return _chances(params, seen, shown.mask), _value(params, seen, shown.world)
+
+
+def expect(
+    params: Member, shown: tuple[Shown, Shown], memory: Any, ended: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
+    """What was remembered before each step, the value of what it acted on and of what it led to.
+
+    `shown` is both, [steps, envs, ...]; `memory` what was remembered before the first step.
+    """
+    now, last = shown
+    memory_t, seen_t, then_t = (), now.own, last.own
+    if params.memory:
+
+        def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
+            own, led_to, over = at
+            after, seen = remember(params.memory, memory, own, _never(own))
+            _, then = remember(params.memory, after, led_to, _never(led_to))
+            return forget(after, over), (memory, seen, then)
+
+        _, (memory_t, seen_t, then_t) = lax.scan(along, memory, (now.own, last.own, ended))
+    return memory_t, _value(params, seen_t, now.world), _value(params, then_t, last.world)
+
+
+def _shown(policy: Policy, obs: Any, axis: int) -> Shown:
+    seen, has_mask, world = parts(policy.observation_space)
+    own = obs[SEEN] if has_mask or world else obs
+    each = zip(leaves(seen), jax.tree.leaves(own), strict=True)
+    vectors = [_vector(x, x.ndim - len(box.shape)) for box, x in each]
+    mask = obs[MASK] if has_mask else ()
+    # All agents are shown the same world, so that of the first will do.
+    of_all = jnp.take(obs[WORLD], 0, axis=axis) if world else ()
+    return Shown(jnp.concatenate(vectors, axis=-1), mask, of_all)
+
+
+def _vector(x: jax.Array, axes: int) -> jax.Array:
+    return x.astype(jnp.float32).reshape(*x.shape[:axes], -1)
+
+
+def _chances(params: Member, seen: jax.Array, mask: Any) -> Distribution:
+    chances = policy(params.actor, seen)
+    return chances if isinstance(mask, tuple) else masked(chances, mask)
+
+
+def _value(params: Member, seen: jax.Array, world: Any) -> jax.Array:
+    if not isinstance(world, tuple):
+        shared = jnp.broadcast_to(world[..., None, :], (*seen.shape[:-1], world.shape[-1]))
+        seen = jnp.concatenate([seen, shared], axis=-1)
+    return mlp(params.critic, seen)[..., 0]
+
+
+def _never(seen: jax.Array) -> jax.Array:
+    return jnp.zeros(seen.shape[:-1], bool)

@@ -1,0 +1,65 @@
+"""Several agents by several policies: whatever the cut, the fused program's numbers."""
+
+from functools import cache
+
+import pytest
+
+import shoal
+from laws.cases import FOUR, ONE
+from laws.herd import herd
+from shoal.algorithms import MAPPO
+from shoal.runtime.verify import difference
+
+TICKS, ENVS, TOLERANCE = 4, 4, 1e-5
+SMALL = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}
+TABLE = (("dog*", "shepherd"), ("*", "prey"))
+LOOPS = {
+    "mappo": MAPPO(**SMALL, policies=TABLE),
+    "mappo, gru": MAPPO(**SMALL, policies=TABLE, memory="gru", memory_width=8, sequence=4),
+}
+POLICIES = {
+    "fused(2)": shoal.fused(2),
+    "single_learner_coarse(2)": shoal.single_learner_coarse(2),
+    "single_learner_fine(2)": shoal.single_learner_fine(2),
+    "environments(2)": shoal.environments(2),
+    "multi_learner(2)": shoal.multi_learner(2),
+    "central(2)": shoal.central(2),
+    "decoupled(2,1,1)": shoal.decoupled(2, 1, 1),
+}
+CELLS = [
+    *[("mappo", policy) for policy in POLICIES],
+    ("mappo, gru", "single_learner_coarse(2)"),
+    ("mappo, gru", "central(2)"),
+]
+
+
+@cache
+def graph_of(loop):
+    return shoal.trace(LOOPS[loop], herd(), envs=ENVS)
+
+
+@cache
+def start_of(loop):
+    return graph_of(loop).origin.start(0, ENVS)
+
+
+def after(loop, policy, backend, cluster=FOUR):
+    plan = shoal.plan(graph_of(loop), policy, cluster)
+    return shoal.run(plan, backend, ticks=TICKS, state=start_of(loop)).values
+
+
+@cache
+def fused(loop):
+    return after(loop, shoal.fused(), "inline", ONE)
+
+
+def largest(got, wanted):
+    assert got.keys() == wanted.keys()
+    return max(difference(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(("loop", "name"), CELLS)
+def test_every_cut_gives_the_fused_numbers(loop, name):
+    inline = after(loop, POLICIES[name], "inline")
+    assert largest(inline, fused(loop)) < TOLERANCE
+    assert largest(after(loop, POLICIES[name], "threads"), inline) == 0

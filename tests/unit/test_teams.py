@@ -1,0 +1,139 @@
+"""What a team is shown, what its critics see, and that nobody does what it may not."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from laws.herd import herd
+from shoal.algorithms import IPPO, MAPPO
+from shoal.envs.environment import key_rows
+from shoal.errors import SettingError, UnknownNameError
+from shoal.rl import teams
+from shoal.rl.distributions import Categorical, masked
+from shoal.rl.routing import route
+
+ENV = herd()
+ROUTES = route(ENV, ())
+masks = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks, st.lists(st.floats(-50, 50, width=32), min_size=5, max_size=5), st.integers(0, 99))
+def test_what_is_masked_is_never_chosen_and_the_rest_keep_their_odds(mask, logits, seed):
+    chances = masked(Categorical(jnp.array(logits)), jnp.array(mask))
+    drawn = jax.vmap(chances.sample)(jax.random.split(jax.random.PRNGKey(seed), 64))
+    assert all(mask[action] for action in drawn.tolist())
+    assert mask[int(chances.mode())]
+    allowed = np.where(mask, np.exp(np.array(logits, np.float64) - max(logits)), 0)
+    told = np.exp([float(chances.log_prob(jnp.int32(a))) for a in range(5)])
+    np.testing.assert_allclose(told, allowed / allowed.sum(), atol=1e-5)
+    assert np.isfinite(chances.entropy())
+    slope = jax.grad(lambda x: masked(Categorical(x), jnp.array(mask)).entropy())(jnp.array(logits))
+    assert np.isfinite(slope).all()
+
+
+def shown(central):
+    _, obs = ENV.reset(key_rows(jax.random.PRNGKey(0), 2))
+    return obs, teams.look(ROUTES, obs, 1, central)
+
+
+def test_own_features_masks_and_the_world_are_taken_apart():
+    obs, found = shown(central=True)
+    np.testing.assert_array_equal(found["dog"].own, obs["dog"]["seen"])
+    np.testing.assert_array_equal(found["dog"].mask, obs["dog"]["mask"])
+    np.testing.assert_array_equal(found["sheep"].world, obs["dog"]["world"][:, 0])
+    assert shown(central=False)[1]["dog"].world == ()
+    assert teams.widths(ROUTES) == ({"dog": 3, "sheep": 2}, 6)
+
+
+def test_where_no_world_is_shown_it_is_what_all_see():
+    plain = replace(ENV, simulator=Plain())
+    routes = route(plain, ())
+    _, obs = plain.reset(key_rows(jax.random.PRNGKey(0), 2))
+    found = teams.look(routes, obs, 1, central=True)
+    all_seen = np.concatenate([obs["dog"].reshape(2, -1), obs["sheep"].reshape(2, -1)], axis=1)
+    for name in ("dog", "sheep"):
+        np.testing.assert_array_equal(found[name].world, all_seen)
+        assert found[name].mask == ()
+    assert teams.widths(routes) == ({"dog": 3, "sheep": 2}, 8)
+
+
+class Plain:
+    """The herd, shown only what each sees itself."""
+
+    herd = ENV.simulator
+    agents, groups, action_space = herd.agents, herd.groups, herd.action_space
+    observation_space = shoal.envs.Groups(
+        tuple((name, dict(space.spaces)["seen"]) for name, space in herd.observation_space.spaces)
+    )
+
+    def reset(self, key):
+        state, obs = self.herd.reset(key)
+        return state, {name: of["seen"] for name, of in obs.items()}
+
+
+def critic_sees(algorithm):
+    """Which of what is shown changes a dog's value."""
+    params = algorithm.init(jax.random.PRNGKey(0), ENV, 2).learner.params["dog"]
+    _, found = shown(algorithm.central)
+    now = found["dog"]
+
+    def value(own, world):
+        return jnp.sum(
+            teams.reconsider(params, now._replace(own=own, world=world), (), ())[1][0, 0]
+        )
+
+    slopes = jax.grad(value, argnums=(0, 1))(now.own, now.world)
+    return [bool(jnp.any(x != 0)) for x in jax.tree.leaves(slopes)], slopes[0]
+
+
+def test_a_central_critic_sees_the_world_and_another_does_not():
+    small = {"hidden": (4,)}
+    central, _ = critic_sees(MAPPO(**small))
+    own, slopes = critic_sees(IPPO(**small))
+    assert central == [True, True]
+    assert own == [True]
+    assert not jnp.any(slopes[0, 1])  # nor what the other dog sees
+
+
+def test_a_policy_is_changed_by_its_own_gradient_alone():
+    algorithm = MAPPO(hidden=(4,))
+    params, opt_state, _ = algorithm.init(jax.random.PRNGKey(0), ENV, 2).learner
+    grads = {
+        "dog": jax.tree.map(jnp.ones_like, params["dog"]),
+        "sheep": jax.tree.map(jnp.zeros_like, params["sheep"]),
+    }
+    after, _ = algorithm.apply(params, opt_state, grads)
+    jax.tree.map(np.testing.assert_array_equal, after["sheep"], params["sheep"])
+    for x, y in zip(*map(jax.tree.leaves, (after["dog"], params["dog"])), strict=True):
+        assert np.all(x < y)
+
+
+def test_the_metrics_of_several_policies_carry_their_names():
+    parts = {"a": {"loss": 1}, "b": {"loss": 2}}
+    assert teams.by_name(parts) == {"a.loss": 1, "b.loss": 2}
+    assert teams.by_name({"a": {"loss": 1}}) == {"loss": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"critic": "centre"}, UnknownNameError),
+        ({"steps": 10, "minibatches": 4}, SettingError),
+        ({"memory": "gru", "steps": 8, "minibatches": 2, "sequence": 3}, SettingError),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, error):
+    with pytest.raises(error):
+        MAPPO(**settings)
+
+
+def test_an_agent_without_a_policy_is_named_before_anything_starts():
+    with pytest.raises(SettingError, match="`sheep_0`"):
+        shoal.trace(MAPPO(policies=(("dog*", "dogs"),)), ENV, envs=2)
