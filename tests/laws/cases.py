@@ -47,14 +47,27 @@ def dqn():
     return DQN(**replay, **rainbow, **small), make("CartPole-v1")
 
 
+def continuous(kind):
+    from shoal import algorithms
+    from shoal.envs import make
+
+    # The ring is full after four ticks, and every window may cross the end of an episode.
+    replay = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 6, "capacity": 18}
+    small = {"hidden": (8,), "learning_rate": 0.01, "n_step": 2}
+    env = make("Pendulum-v1", max_steps_in_episode=9)
+    return getattr(algorithms, kind)(**replay, **small), env
+
+
 WRITTEN = {
     "chase": chase,
     "ppo": lambda: ppo("CartPole-v1"),
     "ppo, continuous": lambda: ppo("Pendulum-v1"),
     "dqn": dqn,
+    "sac": lambda: continuous("SAC"),
+    "td3": lambda: continuous("TD3"),
 }
 no_gymnax = pytest.mark.skipif(not importlib.util.find_spec("gymnax"), reason="needs gymnax")
-CHASE, PPO, CONTINUOUS, DQN = (
+CHASE, PPO, CONTINUOUS, DQN, *_ = (
     pytest.param(name, marks=() if name == "chase" else no_gymnax) for name in WRITTEN
 )
 

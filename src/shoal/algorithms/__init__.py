@@ -5,20 +5,28 @@ from shoal.algorithms.ippo import IPPO
 from shoal.algorithms.mappo import MAPPO
 from shoal.algorithms.ppo import PPO
 from shoal.algorithms.presets import PRESETS, Preset
+from shoal.algorithms.sac import SAC
+from shoal.algorithms.td3 import DDPG, TD3
 
 ALGORITHMS = {
+    "ddpg": DDPG,
     "dqn": DQN,
     "ippo": IPPO,
     "mappo": MAPPO,
     "ppo": PPO,
+    "sac": SAC,
+    "td3": TD3,
 }
 
 __all__ = [
     "ALGORITHMS",
+    "DDPG",
     "DQN",
     "IPPO",
     "MAPPO",
     "PPO",
     "PRESETS",
+    "SAC",
+    "TD3",
     "Preset",
 ]

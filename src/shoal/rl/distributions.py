@@ -133,7 +133,11 @@ class TanhNormal(NamedTuple):
 
     def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A random action and its log-density, exact also where tanh rounds to ±1."""
-        before = Normal(*self).sample(key)
+        return self.at(jax.random.normal(key, self.mean.shape, self.mean.dtype))
+
+    def at(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The action that standard normal `noise` makes, and its log-density."""
+        before = self.mean + jnp.exp(self.log_std) * noise
         return jnp.tanh(before), self._log_prob_before(before)
 
     def log_prob(self, action: jax.Array) -> jax.Array:

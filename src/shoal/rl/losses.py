@@ -74,3 +74,17 @@ def ppo(
     loss = parts["policy_loss"] + how.value * parts["value_loss"]
     loss -= how.entropy * parts["entropy"]
     return loss, {"loss": loss, **parts}
+
+
+def soft_value(
+    worth: jax.Array, log_prob: jax.Array | float = 0.0, temperature: jax.Array | float = 0.0
+) -> jax.Array:
+    """min_i Q_i - α log π of [critics, ...] (Fujimoto et al., 2018; Haarnoja et al., 2018)."""
+    return jnp.min(worth, axis=0) - temperature * log_prob
+
+
+def temperature_loss(
+    log_temperature: jax.Array, log_prob: jax.Array, target_entropy: float
+) -> jax.Array:
+    """-log α (log π + H), which raises α where the policy's entropy is below H."""
+    return -log_temperature * (jax.lax.stop_gradient(log_prob) + target_entropy)

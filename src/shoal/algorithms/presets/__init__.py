@@ -2,7 +2,14 @@
 
 from shoal.algorithms.presets.ppo import PPO_PRESETS
 from shoal.algorithms.presets.preset import Preset
+from shoal.algorithms.presets.sac import SAC_PRESETS
+from shoal.algorithms.presets.td3 import DDPG_PRESETS, TD3_PRESETS
 
-PRESETS: dict[str, dict[str, Preset]] = {"ppo": PPO_PRESETS}
+PRESETS: dict[str, dict[str, Preset]] = {
+    "ddpg": DDPG_PRESETS,
+    "ppo": PPO_PRESETS,
+    "sac": SAC_PRESETS,
+    "td3": TD3_PRESETS,
+}
 
 __all__ = ["PRESETS", "Preset"]

@@ -60,6 +60,24 @@ PPO_PRESETS = {
         target=1500,
         family="gymnasium",
     ),
+    # As Brax's own PPO was set, with its large batches; 20 million steps.
+    "halfcheetah": Preset(
+        PPO(
+            steps=20,
+            epochs=8,
+            minibatches=10,
+            learning_rate=3e-4,
+            total_ticks=1000,
+            discount=0.95,
+            entropy_weight=0.001,
+            normalise_observations=True,
+            hidden=(256, 256),
+        ),
+        envs=1024,
+        ticks=1000,
+        target=3000,
+        family="brax",
+    ),
     "ALE/Pong-v5": _pong("gymnasium"),
     "Pong-v5": _pong("envpool"),
 }

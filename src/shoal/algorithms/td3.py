@@ -1,0 +1,250 @@
+"""Twin delayed deep deterministic policy gradient, and without what is twin and delayed, DDPG."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import Box
+from shoal.rl import losses, replay
+from shoal.rl.critics import Critics, init_critics, worth
+from shoal.rl.nets import Layers, init_mlp
+from shoal.rl.observations import as_features, init_obs_moments
+from shoal.rl.transitions import Seen, Transition, read_transitions
+from shoal.rl.unit_actions import certain, check_bounded, in_box
+from shoal.tracing.stage import mean, stage
+
+Env = Environment | HostEnvironment
+Metrics = dict[str, jax.Array]
+
+
+class Params(NamedTuple):
+    """What is learnt; also the optimiser's states of both, and whether it is their turn."""
+
+    actor: Any
+    critics: Any
+
+
+class Learner(NamedTuple):
+    """What learning carries from tick to tick; nothing of it has a row an environment."""
+
+    params: Params
+    target: Params
+    opt_state: Params
+    ticks: jax.Array
+    updates: jax.Array
+
+
+class Memory(NamedTuple):
+    """One environment's replay."""
+
+    key: jax.Array
+    ring: replay.Ring
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    memory: Memory
+
+
+class Drawn(NamedTuple):
+    """What is learnt from: [environments, updates, windows] of each."""
+
+    batch: Transition
+    noise: jax.Array  # by which the target's actions are moved
+
+
+@dataclass(frozen=True, slots=True)
+class TD3:
+    """A tick steps every environment `steps` times, then learns from what its replay holds.
+
+    It learns from each step `samples_per_insert` times on average, in updates of `windows` an
+    environment, and not before each environment's replay holds `min_size` steps; until then it
+    acts at random.
+    """
+
+    paper: ClassVar[str] = "Fujimoto et al., 2018"
+    actions: ClassVar[tuple[type, ...]] = (Box,)
+
+    steps: int = 4
+    windows: int = 16
+    samples_per_insert: float = 64.0
+    min_size: int = 64
+    capacity: int = 16384  # steps an environment
+    learning_rate: float = 3e-4
+    discount: float = 0.99
+    n_step: int = 1
+    critics: int = 2  # of which the lowest is believed
+    actor_every: int = 2  # updates of the critics, after which actor and targets are moved
+    smoothing: float = 0.2  # the noise of the target's actions; all noise is of actions in ±1
+    smoothing_clip: float = 0.5
+    exploration: float = 0.1  # the noise of the actions taken
+    target_rate: float = 0.005
+    hidden: tuple[int, ...] = (256, 256)
+
+    def __post_init__(self) -> None:
+        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+        replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        actor_key, critic_key, act_key, env_key, replay_key = jax.random.split(key, 5)
+        size = check_bounded(type(self).__name__, env.action_space).size
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        seen = jax.eval_shape(lambda: self.features(env, obs)[0])
+        actor = init_mlp(actor_key, (seen.size, *self.hidden, size), last_scale=0.01)
+        critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.critics)
+        params, zero = Params(actor, critics), jnp.int32(0)
+        opt_state = Params(*map(self.optimiser.init, params))
+        learner = Learner(params, params, opt_state, zero, zero)
+        step = Seen(seen, jnp.zeros(size), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
+        ring = replay.init_ring(step, self.capacity)
+        rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+        memory = Memory(key_rows(replay_key, envs), rings)
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory)
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Steps, then learns."""
+        learner, space = state.learner, check_bounded(type(self).__name__, env.action_space)
+
+        def collect(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs = carry
+            shown = self.features(env, obs)
+            keys, unit = self.act(keys, shown, actor=learner.params.actor, ticks=learner.ticks)
+            env_states, step = env.step(env_states, in_box(space, unit))
+            last = self.features(env, step.last_obs)
+            seen = Seen(shown, unit, step.reward, step.terminated, step.truncated, last)
+            return (keys, env_states, step.obs), (seen, episode_totals(step))
+
+        start = (state.keys, state.env_states, state.obs)
+        rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
+        seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
+        memory = state.memory._replace(ring=self.replay_add(state.memory.ring, seen))
+        key, drawn = self.replay_sample(memory)
+        learner, parts = self.learn(learner, drawn)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+        return State(learner, *rows, memory._replace(key=key)), parts | totals
+
+    @stage(per="env")
+    def act(
+        self, key: jax.Array, shown: jax.Array, *, actor: Layers, ticks: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The next key, and the actor's action with noise, or any before it has learnt."""
+        key, noise_key, any_key = jax.random.split(key, 3)
+        own = certain(actor, shown)
+        noise = self.exploration * jax.random.normal(noise_key, own.shape)
+        anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
+        own = jnp.clip(own + noise, -1, 1)
+        return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
+
+    @stage(per="env")
+    def replay_add(self, ring: replay.Ring, seen: Seen) -> replay.Ring:
+        """The ring with one tick's steps of its environment."""
+        return replay.add(ring, seen)
+
+    @stage(per="env")
+    def replay_sample(self, memory: Memory) -> tuple[jax.Array, Drawn]:
+        """The next key, and windows for all updates, each as one transition, with noise."""
+        next_key, draw_key, noise_key = jax.random.split(memory.key, 3)
+        count = self.updates * self.windows
+        first = replay.draw(draw_key, memory.ring, count, self.n_step)
+        batch = read_transitions(memory.ring, first, self.n_step, self.discount)
+        drawn = Drawn(batch, jax.random.normal(noise_key, batch.action.shape))
+        apart = (self.updates, self.windows)
+        return next_key, jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), drawn)
+
+    @stage
+    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Metrics]:
+        """The learner after all updates, and the mean parts of the loss."""
+        ready = (learner.ticks + 1) * self.steps >= self.min_size
+
+        def update(carry: tuple, drawn: Drawn) -> tuple:
+            nets, count = carry
+            turn = ready & ((count + 1) % self.actor_every == 0)
+            grads, parts = self.grad(*nets[:2], drawn, turn)
+            return (self.apply(nets, mean(grads), Params(turn, ready)), count + ready), parts
+
+        drawn = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drawn)
+        start = (learner.params, learner.target, learner.opt_state), learner.updates
+        ((params, target, opt_state), count), parts = lax.scan(update, start, drawn)
+        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
+        return Learner(params, target, opt_state, learner.ticks + 1, count), mean(parts)
+
+    @stage
+    def grad(
+        self, params: Params, target: Params, drawn: Drawn, turn: jax.Array
+    ) -> tuple[Params, Metrics]:
+        """The gradient of both losses; of the actor's only where it is its turn."""
+        drawn = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drawn)
+        return jax.grad(self.loss, has_aux=True)(params, target, drawn, turn)
+
+    @stage
+    def apply(self, nets: tuple, grads: Params, due: Params) -> tuple:
+        """Parameters, targets and the optimiser's states after one update of what is due."""
+        params, target, opt_state = nets
+        moved = map(self.move, params, opt_state, grads, due)
+        params, opt_state = (Params(*each) for each in zip(*moved, strict=True))
+        rate = jnp.where(due.actor, self.target_rate, 0.0)
+        return params, optax.incremental_update(params, target, rate), opt_state
+
+    def move(self, params: Any, opt_state: Any, grads: Any, due: jax.Array) -> tuple[Any, Any]:
+        """One part's parameters and optimiser's state after one update, if it is due."""
+        moves, after = self.optimiser.update(grads, opt_state)
+        new, old = (optax.apply_updates(params, moves), after), (params, opt_state)
+        return jax.tree.map(lambda x, y: jnp.where(due, x, y), new, old)
+
+    def loss(
+        self, params: Params, target: Params, drawn: Drawn, turn: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """The losses of critics and actor; neither has a slope in the other's part."""
+        batch, noise = drawn
+        noise = jnp.clip(self.smoothing * noise, -self.smoothing_clip, self.smoothing_clip)
+        next_action = jnp.clip(certain(target.actor, batch.next_obs) + noise, -1, 1)
+        next_value = losses.soft_value(worth(target.critics, batch.next_obs, next_action))
+        value = lax.stop_gradient(batch.reward + batch.discount * next_value)
+        guess = worth(params.critics, batch.obs, batch.action)
+        critic_loss = jnp.sum(jnp.mean(losses.squared_error(guess, value), axis=1))
+
+        def actor_loss(actor: Layers, critics: Critics) -> jax.Array:
+            # The first critic's alone, as published: the actor must not learn to please the lower.
+            return -jnp.mean(worth(critics[:1], batch.obs, certain(actor, batch.obs)))
+
+        fixed = lax.stop_gradient(params.critics)
+        own = lax.cond(turn, actor_loss, lambda *_: jnp.float32(0), params.actor, fixed)
+        parts = {"critic_loss": critic_loss, "actor_loss": own, "value": jnp.mean(guess)}
+        return critic_loss + own, parts
+
+    def features(self, env: Env, obs: Any) -> jax.Array:
+        """Observations as one vector."""
+        kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, "mlp"))
+        return as_features(kind, obs)
+
+    @property
+    def updates(self) -> int:
+        """In a tick."""
+        return replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam."""
+        return optax.flatten(optax.adam(self.learning_rate))
+
+
+@dataclass(frozen=True, slots=True)
+class DDPG(TD3):
+    """The same with one critic, an actor that is never late, and targets without noise."""
+
+    paper: ClassVar[str] = "Lillicrap et al., 2016"
+
+    critics: int = 1
+    actor_every: int = 1
+    smoothing: float = 0.0
