@@ -47,7 +47,7 @@ class Stage:
     writes: tuple[str, ...]
     source: str = ""
     host: bool = False
-    on_policy: bool = False
+    on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
     agrees: bool = False
     draws: str = ""
     body: Graph | None = None

@@ -126,7 +126,7 @@ def _node_json(node: Node) -> Json:
                 "stage": node.stage,
                 "per": node.per,
                 "host": node.host,
-                "on_policy": node.on_policy,
+                "on_policy": bool(node.on_policy),
             }
             return own | common | ({"body": _body_json(node.body)} if node.body else {})
         case Glue():

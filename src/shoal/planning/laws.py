@@ -166,25 +166,34 @@ def _every(node: Node) -> Iterator[Node]:
 
 
 def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
-    """On-policy stages that would read what comes from older values."""
+    """On-policy stages that would read what was made with older values than they have themselves.
+
+    A fragment that takes something late has one version of it: all it makes with that is of one
+    age, and its on-policy stages are welcome to it. What it sends to others is older than theirs.
+    """
     stale = {(c.reader, v) for c in plan.channels if is_late(c.flow) for v in c.values}
-    late: dict[str, str] = {}
+    late: dict[str, dict[str, str]] = {}  # by value, who took what it was made with late
     for node in plan.sites.nodes.values():
+        older: dict[str, str] = {}
+        for value in _sources(plan, node):
+            older |= late.get(value, {})
         for fragment in plan.homes[node.name]:
-            lagged = [v for v in node.reads if (fragment, plan.sites.resolve(v)) in stale]
-            older = [late[v] for v in _sources(plan, node) if v in late]
-            if not (lagged or older):
-                continue
-            cause = older[0] if older else lagged[0]
-            for stage in Graph((), (), (node,)).stages:
-                if stage.on_policy:
+            reads = [v for v in node.reads if (fragment, plan.sites.resolve(v)) in stale]
+            others = [cause for taker, cause in older.items() if taker != fragment]
+            for name, stage in nested_stages(Graph((), (), (node,))):
+                if stage.on_policy and others:
                     yield CutError(
-                        f"stage `{stage.stage}` is on-policy, "
-                        f"but what it reads comes from a lagged `{cause}`",
-                        "Use lag=0, or an algorithm that corrects for the lag.",
+                        f"stage `{name}` is on-policy, "
+                        f"but what it reads comes from a lagged `{name_text(others[0])}`",
+                        stage.on_policy,
                         stage.source,
                     )
-            late |= dict.fromkeys(node.writes, cause)
+            older |= {fragment: max(reads, key=_size(plan))} if reads else {}
+        late |= dict.fromkeys(node.writes, older)
+
+
+def _size(plan: Plan) -> Callable[[str], int]:
+    return lambda value: plan.graph.values[plan.sites.resolve(value)].nbytes
 
 
 def _sources(plan: Plan, node: Node) -> Iterator[str]:

@@ -28,10 +28,11 @@ class Mark:
     name: str
     per: str = "batch"
     host: bool = False
-    on_policy: bool = False
+    on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
     source: str = ""
 
 
+_NO_LAG = "Use lag=0, or an algorithm that corrects for the lag."
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[tuple[str, int], tuple[str, ...]] = {}
 _per_env: ContextVar[str] = ContextVar("per_env", default="")
@@ -67,20 +68,21 @@ def are_rows(label: str, args: int) -> list[bool]:
 def stage(function: Callable[..., Any]) -> Stage: ...
 @overload
 def stage(
-    *, per: str = "batch", name: str = "", on_policy: bool = False
+    *, per: str = "batch", name: str = "", on_policy: bool | str = False
 ) -> Callable[[Callable[..., Any]], Stage]: ...
 def stage(
     function: Callable[..., Any] | None = None,
     *,
     per: str = "batch",
     name: str = "",
-    on_policy: bool = False,
+    on_policy: bool | str = False,
 ) -> Any:
     """Mark a function of the loop that a distribution policy may place on its own.
 
     With `per="env"` it is written for one environment and Shoal batches it: positional arguments
     are rows (an environment axis first), keyword arguments are shared by all rows. Without, it
-    sees the whole batch. `on_policy=True` forbids a lag on what flows into it.
+    sees the whole batch. `on_policy=True` forbids that what flows into it was made with older
+    values than it has itself; a text instead says what to do for who wants a lag.
     """
     if per not in ("env", "batch"):
         raise TraceError(
@@ -89,7 +91,8 @@ def stage(
 
     def wrap(function: Callable[..., Any]) -> Stage:
         called, source = name or function.__name__, source_of(function)
-        mark = Mark(called, per, on_policy=on_policy, source=source)
+        way_out = (on_policy if isinstance(on_policy, str) else _NO_LAG) if on_policy else ""
+        mark = Mark(called, per, on_policy=way_out, source=source)
         made = _batched(function, mark) if per == "env" else function
         return Stage(made, label_of(mark), partial(_again, function, mark))
 
