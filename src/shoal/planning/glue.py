@@ -143,6 +143,7 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
         if differs and not _stays(sites, name, writer, homes):
             total += _FORBIDDEN
     total += _FORBIDDEN * len(_kept_rows(sites, homes, distribution))
+    own_pace = {writer for writer, _ in _first_to_come(distribution)}
     compiled = {
         home for node in sites.nodes.values() if isinstance(node, Stage) and not node.host
         for home in homes[node.name]
@@ -153,6 +154,9 @@ def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
             if home not in compiled and not isinstance(node, Stage):
                 total += _AVOIDED
             if distribution.ends(home) > 1 and not may_replicate(sites, node, home, homes):
+                total += _FORBIDDEN
+            # Replicas that each turn at their own pace never meet to agree.
+            if home in own_pace and agrees(node):
                 total += _FORBIDDEN
     return total
 

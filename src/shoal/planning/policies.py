@@ -95,14 +95,20 @@ def multi_learner(learners: int = 2) -> DistributionPolicy:
     )
 
 
-def central(workers: int = 2) -> DistributionPolicy:
-    """Workers compute gradients, a server applies them (MSRL's Central, parameter server, A3C)."""
+def central(workers: int = 2, max_lag: int = 0) -> DistributionPolicy:
+    """Workers compute gradients, a server applies them (MSRL's Central, parameter server, A3C).
+
+    With a `max_lag` no worker waits for another: the server applies each one's gradients as they
+    come, made with parameters at most so many updates old (A3C).
+    """
+    newest = (Wire("server", "worker", Latest(max_lag)), Wire("worker", "server", Queue(2, 1)))
     return DistributionPolicy(
         "central",
         (
             Fragment("worker", (PER_ENV, "*/grad", THE_REST), workers, "cpu"),
             Fragment("server", ("*/apply",), 1, "gpu else cpu"),
         ),
+        newest if max_lag else (),
     )
 
 
