@@ -74,3 +74,10 @@ def test_a_value_loss_is_clipped_only_if_a_clip_is_given():
     value, old, target = jnp.float32(1.0), jnp.float32(0.0), jnp.float32(2.0)
     assert losses.value_loss(value, old, target, None) == losses.squared_error(value, target)
     assert losses.value_loss(value, old, target, CLIP) == pytest.approx(0.5 * 1.8**2)
+
+
+@LAW
+@given(number, number)
+def test_the_slope_of_the_policy_gradient_is_the_advantage(log_prob, advantage):
+    slopes = jax.grad(losses.policy_gradient, (0, 1))(jnp.float32(log_prob), jnp.float32(advantage))
+    assert slopes == (pytest.approx(-advantage), 0)

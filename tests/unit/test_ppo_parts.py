@@ -9,37 +9,16 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import ALGORITHMS, PPO, PRESETS, ppo
-from shoal.envs import Box, Discrete, Environment, Transition
+from shoal.envs import Box, Discrete
 from shoal.errors import SettingError
 from shoal.rl import normalise
+from unit.drift import drift
 
 KEY = jax.random.PRNGKey(0)
 SMALL = PPO(steps=8, epochs=2, minibatches=2, hidden=(8,))
 
 
-class Drift:
-    """Drifts by the action; terminates beyond 2, is truncated after 3 steps."""
-
-    observation_space = Box(-9.0, 9.0, (2,))
-
-    def __init__(self, action_space):
-        self.action_space = action_space
-
-    def reset(self, key):
-        place = jax.random.normal(key)
-        return {"place": place, "time": 0}, jnp.array([place, 0.0])
-
-    def step(self, key, state, action):
-        time = state["time"] + 1
-        place = state["place"] + 0.1 * jax.random.normal(key) + 0.3 * jnp.sum(action)
-        obs = jnp.array([place, 1.0 * time])
-        return Transition({"place": place, "time": time}, obs, place, place > 2, time >= 3)
-
-
-ENVS = [
-    Environment("steps", Drift(Discrete(3))),
-    Environment("pushes", Drift(Box(-1.0, 1.0, (2,)))),
-]
+ENVS = [drift(Discrete(3)), drift(Box(-1.0, 1.0, (2,)))]
 
 
 def divide(state, replicas):

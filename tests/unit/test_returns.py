@@ -13,6 +13,7 @@ LAW = settings(max_examples=40, deadline=None)
 gae = jax.jit(returns.gae)
 discounted_return = jax.jit(returns.discounted_return)
 past_return = jax.jit(returns.past_return)
+vtrace = jax.jit(returns.vtrace)
 n_step = jax.jit(returns.n_step)
 STEPS = 12
 GAMMA, LAMBDA = 0.9, 0.8
@@ -137,3 +138,56 @@ def test_n_steps_add_up_to_the_episode_s_end_and_follow_on_only_if_it_did_not_te
     got = n_step(jnp.array(reward), jnp.array(terminated), jnp.array(truncated), GAMMA)
     np.testing.assert_allclose(got[:2], (total, follow), rtol=1e-4, atol=1e-4)
     assert got[2] == last
+
+
+def call_vtrace(reward, value, next_value, log_ratio, ends, clips=(1.0, 1.0), decay=1.0):
+    terminated, truncated = ends
+    trust = returns.traces(jnp.array(log_ratio), jnp.array(terminated | truncated), clips, decay)
+    arrays = (reward, GAMMA * ~terminated, value, next_value)
+    return vtrace(*(jnp.array(x) for x in arrays), trust)
+
+
+def paper_vtrace(value, reward, discount, weights, ended):
+    """Equation 1 of Espeholt et al. (2018), term by term; `value` has one more, after the last."""
+    rho, c = weights
+    target = np.array(value[:, 0], np.float64)
+    for s in range(STEPS):
+        product = 1.0
+        for t in range(s, STEPS):
+            delta = rho[t] * (reward[t] + discount[t] * value[t, 1] - value[t, 0])
+            target[s] += product * delta
+            product *= discount[t] * c[t]
+            if ended[t]:
+                break
+    return target
+
+
+@LAW
+@given(numbers, numbers, numbers, st.tuples(ends, ends), st.sampled_from([1.0, 0.7]))
+def test_vtrace_is_the_sum_of_the_paper_up_to_the_episode_s_end(
+    reward, value, log_ratio, how, decay
+):
+    terminated, truncated = how
+    ended, discount, log_ratio = terminated | truncated, GAMMA * ~terminated, log_ratio / 3
+    # What a step leads to is what the next acts on, unless an episode ends there.
+    next_value = np.where(ended, value[::-1], np.append(value[1:], np.float32(2.0)))
+    clips = (1.5, 0.9)
+    rho, c = (np.minimum(clip, np.exp(log_ratio)) for clip in clips)
+    pairs = np.stack([value, next_value], axis=1)
+    wanted = paper_vtrace(pairs, reward, discount, (rho, decay * c), ended)
+    target, advantage = call_vtrace(reward, value, next_value, log_ratio, how, clips, decay)
+    np.testing.assert_allclose(target, wanted, rtol=1e-3, atol=1e-3)
+    after = np.append(wanted[1:], next_value[-1])
+    worth = reward + discount * np.where(ended, next_value, after)
+    np.testing.assert_allclose(advantage, rho * (worth - value), rtol=1e-3, atol=1e-3)
+
+
+@LAW
+@given(numbers, numbers, numbers, st.tuples(ends, ends))
+def test_vtrace_of_the_policy_s_own_steps_is_the_whole_return(reward, value, next_value, how):
+    goes_on = ~(how[0] | how[1])
+    next_value[:-1] = np.where(goes_on[:-1], value[1:], next_value[:-1])
+    target, advantage = call_vtrace(reward, value, next_value, np.zeros(STEPS, np.float32), how)
+    wanted = call_gae(reward, value, next_value, *how, 1.0)
+    np.testing.assert_allclose(target - value, wanted, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(advantage, wanted, rtol=1e-4, atol=1e-3)

@@ -17,6 +17,11 @@ class Weights(NamedTuple):
     entropy: float
 
 
+def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
+    """-A log π(a|s), whose gradient is the policy gradient (Williams, 1992)."""
+    return -jax.lax.stop_gradient(advantage) * log_prob
+
+
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: float) -> jax.Array:
     """-min(ρ A, clip(ρ, 1-ε, 1+ε) A), where ρ = π(a|s) / π_old(a|s) (Schulman et al., 2017)."""
     ratio = jnp.exp(log_ratio)

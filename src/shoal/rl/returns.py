@@ -7,6 +7,8 @@ is 0 where the task terminated, but not where it was merely truncated: the state
 has a value. Further axes, the same for all arguments, are a batch.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -26,6 +28,42 @@ def gae(
     """
     delta_t = reward_t + discount_t * next_value_t - value_t
     return discounted_return(delta_t, discount_t * lambda_t, jnp.zeros_like(delta_t[0]))
+
+
+class Traces(NamedTuple):
+    """How far a trajectory that another policy made is believed: ρ and c of V-trace."""
+
+    rho_t: jax.Array  # min(ρ̄, π/μ): of a step's own surprise
+    trace_t: jax.Array  # λ min(c̄, π/μ): of all that follows it; 0 where an episode ends
+    goes_on_t: jax.Array  # whether the next step is of the same episode
+
+
+def traces(
+    log_ratio_t: jax.Array, ends_t: jax.Array, clips: tuple[float, float], decay: float = 1.0
+) -> Traces:
+    """From log π/μ of what was done; `clips` are ρ̄ and c̄, `decay` is λ."""
+    ratio_t = jnp.exp(log_ratio_t)
+    rho_t, c_t = (jnp.minimum(clip, ratio_t) for clip in clips)
+    return Traces(rho_t, decay * c_t * ~ends_t, ~ends_t)
+
+
+def vtrace(
+    reward_t: jax.Array,
+    discount_t: jax.Array,
+    value_t: jax.Array,
+    next_value_t: jax.Array,
+    traces: Traces,
+) -> tuple[jax.Array, jax.Array]:
+    """Targets v_t and advantages ρ_t (r_t + γ_t v_{t+1} - V(s_t)) (Espeholt et al., 2018).
+
+    v_t - V(s_t) = δ_t + γ_t c_t (v_{t+1} - V(s_{t+1})), where δ_t = ρ_t (r_t + γ_t V(s_{t+1}) -
+    V(s_t)). After the last step, and where an episode ends, v_{t+1} is V(s_{t+1}).
+    """
+    delta_t = traces.rho_t * (reward_t + discount_t * next_value_t - value_t)
+    error_t = discounted_return(delta_t, discount_t * traces.trace_t, jnp.zeros_like(delta_t[0]))
+    next_error_t = jnp.concatenate([error_t[1:], jnp.zeros_like(error_t[:1])]) * traces.goes_on_t
+    worth_t = reward_t + discount_t * (next_value_t + next_error_t)
+    return value_t + error_t, traces.rho_t * (worth_t - value_t)
 
 
 def discounted_return(

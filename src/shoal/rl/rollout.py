@@ -13,7 +13,7 @@ class Rollout(NamedTuple):
 
     obs: Any
     action: jax.Array
-    log_prob: jax.Array
+    log_prob: Any  # of the action, where it is to be corrected for
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array

@@ -1,0 +1,169 @@
+"""Advantage actor-critic (Mnih et al., 2016): A2C, and A3C where its workers don't wait.
+
+Nothing here says which: in lockstep every worker's gradients are averaged (A2C); under the
+distribution policy `central` with a `max_lag`, each is applied as it comes (A3C).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import ACTIONS
+from shoal.rl import actor_critic, losses
+from shoal.rl.actor_critic import ActorCritic, init_actor_critic
+from shoal.rl.memory import forget, start
+from shoal.rl.nets import computed_in
+from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.optimise import clipped_rmsprop
+from shoal.rl.policy import policy
+from shoal.rl.returns import gae
+from shoal.rl.rollout import Rollout, ends
+from shoal.tracing.stage import mean, stage
+
+Env = Environment | HostEnvironment
+Metrics = dict[str, jax.Array]
+
+
+class Learner(NamedTuple):
+    """What learning carries from tick to tick."""
+
+    params: ActorCritic
+    opt_state: optax.OptState
+    obs_moments: ObsMoments
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    memory: Any
+
+
+@dataclass(frozen=True, slots=True)
+class A2C:
+    """A tick collects `steps` of every environment and makes one update from them."""
+
+    paper: ClassVar[str] = "Mnih et al., 2016"
+    actions: ClassVar[tuple[type, ...]] = ACTIONS
+
+    steps: int = 16
+    learning_rate: float = 7e-4
+    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    discount: float = 0.99
+    gae_lambda: float = 1.0
+    entropy_weight: float = 0.01
+    value_weight: float = 0.5
+    max_grad_norm: float = 0.5
+    normalise_observations: bool = False
+    hidden: tuple[int, ...] = (64, 64)
+    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    compute: str = "float32"  # or bfloat16: what products are computed in
+    memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
+    memory_width: int = 64
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
+        spaces = env.observation_space, env.action_space
+        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
+        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
+        params = computed_in(params, self.compute)
+        moments = init_obs_moments(spaces[0], self.torso)
+        learner = Learner(params, self.optimiser.init(params), moments)
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        rows = (envs, len(env.agents)) if env.agents else (envs,)
+        return State(learner, key_rows(act_key, envs), env_states, obs, start(params.memory, rows))
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Collects a rollout and learns from it."""
+        learner = state.learner
+
+        def collect(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs, memory = carry
+            keys, memory, action = self.act(
+                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
+            )
+            env_states, step = env.step(env_states, action)
+            rows = keys, env_states, step.obs, forget(memory, ends(step))
+            return rows, (obs, action, step._replace(obs=()))
+
+        rows = (state.keys, state.env_states, state.obs, state.memory)
+        rows, (seen, action, steps) = lax.scan(collect, rows, length=self.steps)
+        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
+        rollout = Rollout(seen, action, (), *led_to, rows[2], state.memory)
+        learner, loss_parts = self.learn(learner, rollout)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
+        return State(learner, *rows), loss_parts | totals
+
+    @stage(per="env")
+    def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
+        """The next key and memory, and an action; of each agent if several."""
+        key, action_key = jax.random.split(key)
+        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
+        return key, memory, now.sample(action_key)
+
+    @stage
+    def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
+        """The learner after one update, and the parts of the loss."""
+        params, opt_state, moments = learner
+        grads, parts = self.grad(params, moments, rollout)
+        params, opt_state = self.apply(params, opt_state, mean(grads))
+        if self.normalise_observations:
+            moments = see_all(moments, rollout.obs)
+        return Learner(params, opt_state, moments), mean(parts)
+
+    @stage(on_policy="Use lag=0, or IMPALA, which is A2C with a correction for lag (V-trace).")
+    def grad(
+        self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
+    ) -> tuple[ActorCritic, Metrics]:
+        """The gradient of the loss, and the parts of the loss."""
+        return jax.grad(self.loss, has_aux=True)(params, moments, rollout)
+
+    @stage
+    def apply(self, params: Any, opt_state: optax.OptState, grads: Any) -> tuple:
+        """The parameters and the optimiser's state after one update."""
+        updates, opt_state = self.optimiser.update(grads, opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    def loss(
+        self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
+    ) -> tuple[jax.Array, Metrics]:
+        """Policy loss + weighted value loss - weighted entropy, and these parts."""
+        some = jnp.any(rollout.truncated)
+        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout, some)
+        advantage_t = lax.stop_gradient(self.advantage(rollout, seen.value, seen.next_value))
+        target_t = lax.stop_gradient(seen.value) + advantage_t
+        now = policy(params.actor, seen.seen)
+        log_prob = now.log_prob(rollout.action)
+        parts = {
+            "policy_loss": losses.policy_gradient(log_prob, advantage_t),
+            "value_loss": losses.squared_error(seen.value, target_t),
+            "entropy": now.entropy(),
+        }
+        parts = {name: jnp.mean(part) for name, part in parts.items()}
+        loss = parts["policy_loss"] + self.value_weight * parts["value_loss"]
+        loss -= self.entropy_weight * parts["entropy"]
+        return loss, {"loss": loss, **parts}
+
+    def advantage(self, rollout: Rollout, value: jax.Array, next_value: jax.Array) -> jax.Array:
+        """How much better each action was than expected."""
+        discount_t = self.discount * ~rollout.terminated
+        return gae(rollout.reward, discount_t, value, next_value, self.gae_lambda * ~ends(rollout))
+
+    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+        """Observations as the networks see them: flat and normalised if so set, or an image."""
+        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        return as_features(moments, obs)
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """RMSProp; where the end is known, ever slower towards it."""
+        return clipped_rmsprop(self.learning_rate, self.max_grad_norm, self.total_ticks)

@@ -1,0 +1,172 @@
+"""IMPALA: an actor-critic that learns from what older policies did (Espeholt et al., 2018).
+
+V-trace weighs each step by how likely the newest policy is to do what was done, so actors need not
+wait for the learner. Where nothing lags, it is A2C.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import ACTIONS
+from shoal.rl import actor_critic, losses
+from shoal.rl.actor_critic import ActorCritic, init_actor_critic
+from shoal.rl.memory import forget, start
+from shoal.rl.nets import computed_in
+from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.optimise import clipped_adam
+from shoal.rl.policy import policy
+from shoal.rl.returns import traces, vtrace
+from shoal.rl.rollout import Rollout, ends
+from shoal.tracing.stage import mean, stage
+
+Env = Environment | HostEnvironment
+Metrics = dict[str, jax.Array]
+
+
+class Learner(NamedTuple):
+    """What learning carries from tick to tick."""
+
+    params: ActorCritic
+    opt_state: optax.OptState
+    obs_moments: ObsMoments
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    memory: Any
+
+
+@dataclass(frozen=True, slots=True)
+class IMPALA:
+    """A tick collects `steps` of every environment and makes one update from them."""
+
+    paper: ClassVar[str] = "Espeholt et al., 2018"
+    actions: ClassVar[tuple[type, ...]] = ACTIONS
+
+    steps: int = 20
+    learning_rate: float = 6e-4
+    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    discount: float = 0.99
+    rho_clip: float = 1.0  # ρ̄: how far a step's own surprise is believed
+    trace_clip: float = 1.0  # c̄: how far all that follows it is
+    trace_decay: float = 1.0  # λ
+    entropy_weight: float = 0.01
+    value_weight: float = 0.5
+    max_grad_norm: float = 0.5
+    normalise_observations: bool = False
+    hidden: tuple[int, ...] = (64, 64)
+    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    compute: str = "float32"  # or bfloat16: what products are computed in
+    memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
+    memory_width: int = 64
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
+        spaces = env.observation_space, env.action_space
+        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
+        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
+        params = computed_in(params, self.compute)
+        moments = init_obs_moments(spaces[0], self.torso)
+        learner = Learner(params, self.optimiser.init(params), moments)
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        rows = (envs, len(env.agents)) if env.agents else (envs,)
+        return State(learner, key_rows(act_key, envs), env_states, obs, start(params.memory, rows))
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Collects a rollout and learns from it."""
+        learner = state.learner
+
+        def collect(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs, memory = carry
+            keys, memory, action, log_prob = self.act(
+                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
+            )
+            env_states, step = env.step(env_states, action)
+            rows = keys, env_states, step.obs, forget(memory, ends(step))
+            return rows, (obs, action, log_prob, step._replace(obs=()))
+
+        rows = (state.keys, state.env_states, state.obs, state.memory)
+        rows, (seen, action, log_prob, steps) = lax.scan(collect, rows, length=self.steps)
+        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
+        rollout = Rollout(seen, action, log_prob, *led_to, rows[2], state.memory)
+        learner, loss_parts = self.learn(learner, rollout)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
+        return State(learner, *rows), loss_parts | totals
+
+    @stage(per="env")
+    def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
+        """The next key and memory, an action and its log-probability; of each agent if several."""
+        key, action_key = jax.random.split(key)
+        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
+        action = now.sample(action_key)
+        return key, memory, action, now.log_prob(action)
+
+    @stage
+    def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
+        """The learner after one update, and the parts of the loss."""
+        params, opt_state, moments = learner
+        grads, parts = self.grad(params, moments, rollout)
+        params, opt_state = self.apply(params, opt_state, mean(grads))
+        if self.normalise_observations:
+            moments = see_all(moments, rollout.obs)
+        return Learner(params, opt_state, moments), mean(parts)
+
+    @stage
+    def grad(
+        self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
+    ) -> tuple[ActorCritic, Metrics]:
+        """The gradient of the loss, and the parts of the loss."""
+        return jax.grad(self.loss, has_aux=True)(params, moments, rollout)
+
+    @stage
+    def apply(self, params: Any, opt_state: optax.OptState, grads: Any) -> tuple:
+        """The parameters and the optimiser's state after one update."""
+        updates, opt_state = self.optimiser.update(grads, opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    def loss(
+        self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
+    ) -> tuple[jax.Array, Metrics]:
+        """Policy loss + weighted value loss - weighted entropy, and these parts."""
+        some = jnp.any(rollout.truncated)
+        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout, some)
+        now = policy(params.actor, seen.seen)
+        log_prob_t = now.log_prob(rollout.action)
+        log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
+        clips = (self.rho_clip, self.trace_clip)
+        trust = traces(log_ratio_t, ends(rollout), clips, self.trace_decay)
+        values = lax.stop_gradient((seen.value, seen.next_value))
+        discount_t = self.discount * ~rollout.terminated
+        target_t, advantage_t = vtrace(rollout.reward, discount_t, *values, trust)
+        parts = {
+            "policy_loss": losses.policy_gradient(log_prob_t, advantage_t),
+            "value_loss": losses.squared_error(seen.value, target_t),
+            "entropy": now.entropy(),
+            "approx_kl": losses.approximate_kl(log_ratio_t),
+        }
+        parts = {name: jnp.mean(part) for name, part in parts.items()}
+        loss = parts["policy_loss"] + self.value_weight * parts["value_loss"]
+        loss -= self.entropy_weight * parts["entropy"]
+        return loss, {"loss": loss, **parts}
+
+    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+        """Observations as the networks see them: flat and normalised if so set, or an image."""
+        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        return as_features(moments, obs)
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam; where the end is known, ever slower towards it."""
+        return clipped_adam(self.learning_rate, self.max_grad_norm, self.total_ticks)
