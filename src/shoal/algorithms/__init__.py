@@ -8,20 +8,24 @@ from shoal.algorithms.mappo import MAPPO
 from shoal.algorithms.ppo import PPO
 from shoal.algorithms.presets import PRESETS, Preset
 from shoal.algorithms.sac import SAC
+from shoal.algorithms.td3 import DDPG, TD3
 
 ALGORITHMS = {
     "a2c": A2C,
+    "ddpg": DDPG,
     "dqn": DQN,
     "impala": IMPALA,
     "ippo": IPPO,
     "mappo": MAPPO,
     "ppo": PPO,
     "sac": SAC,
+    "td3": TD3,
 }
 
 __all__ = [
     "A2C",
     "ALGORITHMS",
+    "DDPG",
     "DQN",
     "IMPALA",
     "IPPO",
@@ -29,5 +33,6 @@ __all__ = [
     "PPO",
     "PRESETS",
     "SAC",
+    "TD3",
     "Preset",
 ]
