@@ -37,6 +37,11 @@ class Progress:
         told += f"  return {mean:.1f}" if mean is not None else ""
         self._bar.update(self._task, completed=tick + 1, description="training", told=told)
 
+    def look(self, tick: int, mean: float) -> None:
+        """Tell how an evaluation went, above the bar."""
+        if not self._bar.disable:
+            self.say(f"evaluation at tick {tick}: mean return {mean:.1f}")
+
     def say(self, line: str) -> None:
         """Write a line above the bar."""
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from shoal.errors import SettingError, ShoalError
 
 LAST_EPISODES = 100
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
+EVALUATION = "evaluation_"  # how metrics begin that tell of an evaluation
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
 
 
@@ -42,6 +43,43 @@ class Episodes:
         """The mean return of at least the last hundred episodes (fewer if there were fewer)."""
         count = sum(n for n, _ in self.newest)
         return sum(r for _, r in self.newest) / count if count else None
+
+
+@dataclass
+class Evaluations:
+    """How the episodes went that were played with what had been learnt, a line of a file each."""
+
+    path: Path
+    steps: int  # of all environments in a tick
+    newest: dict[str, Any] = field(default_factory=dict)
+
+    def see(
+        self, tick: int, metrics: Mapping[str, np.ndarray], tell: Callable[[int, float], None]
+    ) -> dict[str, Any]:
+        """Write down and tell the evaluation at `tick`, if there was one; the newest so far."""
+        told = {n.removeprefix(EVALUATION): float(x) for n, x in metrics.items() if _judges(n)}
+        if not (count := told.get("episodes")):
+            return self.told()
+        means = {f"{name}_mean": round(told[name] / count, 4) for name in ("return", "length")}
+        counts = {name: int(told[name]) for name in ("episodes", "unfinished")}
+        self.newest = {"tick": tick, "env_steps": tick * self.steps, **means, **counts}
+        with open(self.path, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(self.newest) + "\n")
+        tell(tick, means["return_mean"])
+        return self.told()
+
+    def told(self) -> dict[str, Any]:
+        """The newest evaluation; nothing where there was none."""
+        return {"evaluation": self.newest} if self.newest else {}
+
+
+def without_evaluation(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a tick shows of training."""
+    return {name: x for name, x in metrics.items() if not _judges(name)}
+
+
+def _judges(name: str) -> bool:
+    return name.startswith(EVALUATION)
 
 
 @dataclass

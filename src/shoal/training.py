@@ -17,19 +17,29 @@ import numpy as np
 
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
+from shoal.algorithms.evaluated import STAGE, Evaluated
 from shoal.errors import SettingError, UnknownNameError
 from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.cluster import Cluster
 from shoal.planning.homes import Sites
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.planning.policies import fused, single_learner_coarse
+from shoal.planning.policies import fused, looked_on, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
 from shoal.progress import Progress
-from shoal.records import Episodes, Lags, new_folder, recorded, save_values, scalars
+from shoal.records import (
+    Episodes,
+    Evaluations,
+    Lags,
+    new_folder,
+    recorded,
+    save_values,
+    scalars,
+    without_evaluation,
+)
 from shoal.runtime.logs import listening
 from shoal.runtime.machine import this_machine
-from shoal.runtime.run import Result, check_backend, run
+from shoal.runtime.run import Result, Watching, check_backend, run
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
 
@@ -41,6 +51,7 @@ class How(TypedDict, total=False):
     envs: int
     backend: str
     seed: int
+    evaluate: int  # every so many ticks; not at all unless said
     cluster: Cluster
     folder: str | Path
     name: str
@@ -70,11 +81,11 @@ def train(
 
     A preset fills in what isn't said where there is one. The folder `runs/<name>` gets
     `summary.json`, `metrics.jsonl`, `plan.txt` and `state.npz`, also when the run is interrupted
-    or fails.
+    or fails; and `evaluation.jsonl` if it is evaluated.
     """
     job = make_job(algorithm, env, how)
     check_backend(how.get("backend", "threads"))
-    distribution = distribute or default_distribution(job.env)
+    distribution = beside_evaluation(job, distribute or default_distribution(job.env))
     ensure_devices(distribution)
     drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, how.get("cluster"))
     folder = new_folder(
@@ -108,7 +119,9 @@ class Job:
     @property
     def title(self) -> str:
         """The algorithm's name, in small letters."""
-        return type(self.algorithm).__name__.lower()
+        is_wrapped = isinstance(self.algorithm, Evaluated)
+        inner = self.algorithm.algorithm if is_wrapped else self.algorithm
+        return type(inner).__name__.lower()
 
     @property
     def env_name(self) -> str:
@@ -142,6 +155,8 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
     if preset and getattr(algorithm, "total_ticks", None):
         # The preset's schedule is meant to end with the run, however long that is.
         algorithm = replace(algorithm, total_ticks=ticks)
+    if how.get("evaluate"):
+        algorithm = Evaluated(algorithm, every=how["evaluate"])
     return Job(algorithm, made, said.get("envs", preset.envs if preset else 16), ticks)
 
 
@@ -173,6 +188,14 @@ def default_distribution(env: Any) -> DistributionPolicy:
     return single_learner_coarse(actors=1) if is_python else fused()
 
 
+def beside_evaluation(job: Job, distribution: DistributionPolicy) -> DistributionPolicy:
+    """With a fragment that evaluates and nobody waits for, unless all is to be one program."""
+    names = {name for fragment in distribution.fragments for name in fragment.stages}
+    is_apart = len(distribution.fragments) > 1 and STAGE not in names
+    evaluates = isinstance(job.algorithm, Evaluated)
+    return looked_on(distribution, "evaluator", STAGE) if evaluates and is_apart else distribution
+
+
 @contextmanager
 def environments_closed() -> Iterator[None]:
     """Close what Python environments this process has opened, whatever happens."""
@@ -202,6 +225,7 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
     seed, backend = how.get("seed", 0), how.get("backend", "threads")
     steps = env_steps_a_tick(drawn.graph) * drawn.seen
     episodes, lags, began = Episodes(), Lags(), time.perf_counter()
+    evaluations = Evaluations(folder / "evaluation.jsonl", steps)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
@@ -217,14 +241,16 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
         Progress(job.ticks, steps, shown=how.get("progress", False)) as progress,
     ):
 
+        def look(tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+            summary.update(evaluations.see(tick, metrics, progress.look))
+
         def watch(tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+            look(tick, metrics)
+            metrics = without_evaluation(metrics)
             episodes.see(metrics)
             lags.see(metrics)
-            row = {
-                "tick": tick,
-                "env_steps": (tick + 1) * steps,
-                "seconds": round(time.perf_counter() - began, 4),
-            }
+            seconds = round(time.perf_counter() - began, 4)
+            row = {"tick": tick, "env_steps": (tick + 1) * steps, "seconds": seconds}
             lines.write(json.dumps(row | scalars(metrics) | {"return_mean": episodes.mean}) + "\n")
             summary.update(ticks=tick + 1, return_mean=episodes.mean, episodes=episodes.total)
             summary.update({name: row[name] for name in ("env_steps", "seconds")})
@@ -236,7 +262,9 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
 
         with listening(say), environments_closed():
             state = drawn.graph.origin.start(seed, job.envs)
-            result = run(drawn, backend, ticks=job.ticks, state=state, watch=watch)
+            result = run(
+                drawn, backend, ticks=job.ticks, state=state, watch=Watching(watch, look=look)
+            )
         _finish(summary, result, steps, episodes)
         summary.update(lags.told())
         save_values(folder / "state.npz", result.values)

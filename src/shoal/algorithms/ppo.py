@@ -155,6 +155,11 @@ class PPO:
         action = now.sample(action_key)
         return key, memory, action, now.log_prob(action)
 
+    def play(self, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """The likeliest action in one environment, and what is remembered then."""
+        params, moments = state.learner.params, state.learner.obs_moments
+        return actor_critic.play(params, memory, self.features(obs, moments))
+
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after all epochs, and the mean parts of the loss."""
@@ -171,17 +176,14 @@ class PPO:
             params, opt_state = carry
             some = jax.tree.map(lambda x: x[times], batch)
             grads, parts = self.grad(params, some, spreads[times])
-            grads = mean(grads)
-            return self.apply(params, opt_state, grads), parts
+            return self.apply(params, opt_state, mean(grads)), parts
 
         def epoch(carry: tuple, key: jax.Array) -> tuple:
             pieces = jax.random.permutation(key, self.steps // (self.length or 1))
-            times = pieces.reshape(self.minibatches, -1)
-            return lax.scan(update, carry, times)
+            return lax.scan(update, carry, pieces.reshape(self.minibatches, -1))
 
         keys = jax.random.split(learner.key, self.epochs + 1)
-        before = (learner.params, learner.opt_state)
-        (params, opt_state), parts = lax.scan(epoch, before, keys[1:])
+        (params, opt_state), parts = lax.scan(epoch, (learner.params, learner.opt_state), keys[1:])
         learner = Learner(params, opt_state, keys[0], obs_moments, return_moments)
         return learner, mean(jax.tree.map(jnp.mean, parts))
 
@@ -200,13 +202,10 @@ class PPO:
         fresh_t = begins(rollout) if params.memory else ()
         made = (log_prob_t, seen.value, seen.value + advantage_t, advantage_t, weight_t, fresh_t)
         batch = cut(Batch(seen.features, rollout.action, *made), self.length)
-        memory = jax.tree.map(lambda x: x[:: self.length or 1], seen.memory)
-        return batch._replace(memory=memory)
+        return batch._replace(memory=jax.tree.map(lambda x: x[:: self.length or 1], seen.memory))
 
     @stage
-    def grad(
-        self, params: ActorCritic, batch: Batch, spreads: jax.Array
-    ) -> tuple[ActorCritic, Metrics]:
+    def grad(self, params: Any, batch: Batch, spreads: jax.Array) -> tuple[Any, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
         if self.normalise_advantages:
             batch = batch._replace(advantage=standardise(batch.advantage, spreads))

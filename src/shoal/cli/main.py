@@ -12,7 +12,13 @@ from rich.console import Console
 
 from shoal import __version__
 from shoal.cli.catalogue import catalogue, settings
-from shoal.cli.options import add_distribution, add_loop, chosen_distribution, chosen_loop
+from shoal.cli.options import (
+    add_distribution,
+    add_evaluation,
+    add_loop,
+    chosen_distribution,
+    chosen_loop,
+)
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
 from shoal.planning.plan import Plan
@@ -105,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
             )
             one.add_argument("--out", type=Path, default=Path("edge.tape"), help="the file")
         if name == "train":
+            add_evaluation(one)
             one.add_argument("--name", default="", help="name of the run's folder")
             one.add_argument("--folder", default="runs", help="where runs are kept")
     again = commands.add_parser("replay", help="run the fragment that reads a recorded edge alone")
@@ -123,6 +130,7 @@ def _train(options: argparse.Namespace) -> int:
     distribution = chosen_distribution(options)
     how = {"envs": options.envs, "ticks": options.ticks, "backend": options.backend}
     how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
+    how |= {"evaluate": options.evaluate or 0}
     trained = train(
         *loop, distribution, **how, progress=True, announce=lambda text: console.print(text + "\n")
     )
@@ -134,6 +142,9 @@ def _train(options: argparse.Namespace) -> int:
     if mean is not None:
         told += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
     console.print(told, markup=False)
+    if judged := summary.get("evaluation"):
+        told = f"evaluated at tick {judged['tick']}: mean return {judged['return_mean']:.1f}"
+        console.print(f"{told} of {judged['episodes']} episodes", markup=False)
     console.print(f"Results are in {trained.folder}/", markup=False)
     return 130 if summary["status"] == "interrupted" else 0
 

@@ -85,6 +85,19 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def add_evaluation(parser: argparse.ArgumentParser) -> None:
+    """The argument that says how often to evaluate."""
+    parser.add_argument(
+        "--evaluate",
+        type=int,
+        nargs="?",
+        const=10,
+        metavar="TICKS",
+        help="every so many ticks (10) play whole episodes with the best actions; "
+        "where training is distributed, on the side, without holding it up",
+    )
+
+
 def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     """The algorithm (with its settings) and the environment."""
     algorithm, env = options.algorithm, options.env

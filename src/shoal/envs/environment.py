@@ -117,6 +117,10 @@ class Environment:
     @stage(per="env", name="env")
     def step(self, state: EnvState, action: Tree) -> tuple[EnvState, Step]:
         """Steps one environment, and starts its next episode where this one ends."""
+        return self.advance(state, action)
+
+    def advance(self, state: EnvState, action: Tree) -> tuple[EnvState, Step]:
+        """As `step`, of one environment, for what isn't to be a stage of its own."""
         key, step_key, reset_key = jax.random.split(state.key, 3)
         inner, last_obs, reward, terminated, truncated = self.simulator.step(
             step_key, state.inner, clip(self.action_space, action)

@@ -25,9 +25,9 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
     }
     free = [name for name in sites.nodes if name not in homes]
-    fallback = frozenset(
-        {min(distribution.fragments, key=lambda f: distribution.ends(f.name)).name}
-    )
+    strange = {name: _strangers(sites, homes, set(free), name) for name in distribution.onlookers}
+    taking_part = [f for f in distribution.fragments if f.name not in strange]
+    fallback = frozenset({min(taking_part, key=lambda f: distribution.ends(f.name)).name})
     homes |= dict.fromkeys(free, fallback)
     _to_readers(sites, homes, free, fallback)
     best = cost(sites, homes, distribution)
@@ -36,6 +36,8 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         for name in free:
             far = _far_moves(sites, homes, name, set(free)) if best >= _AVOIDED else ()
             for move in chain(_moves(sites, homes, name, set(free)), far):
+                if any(n in strange.get(h, ()) for n, where in move.items() for h in where):
+                    continue
                 trial = {**homes, **move}
                 price = cost(sites, trial, distribution)
                 if price < best:
@@ -117,6 +119,25 @@ def _far_moves(
         yield dict.fromkeys(above, frozenset({home}))
 
 
+def _strangers(sites: Sites, homes: Homes, free: set[str], fragment: str) -> set[str]:
+    """Glue that neither leads to a stage of `fragment` nor follows from one."""
+    stages = {name for name, home in homes.items() if fragment in home}
+    known = set[str]()
+    for name in [m for stage in stages for m in _makers(sites, stage)]:
+        known |= _ancestors(sites, name, free)
+    follows = set(stages)
+    for name in sites.nodes:  # in order, so whom a site follows from is known before it
+        if name in free and follows.intersection(_makers(sites, name)):
+            follows.add(name)
+    return free - known - follows
+
+
+def _makers(sites: Sites, name: str) -> list[str]:
+    """The sites that make what a site reads."""
+    reads = sites.nodes[name].reads
+    return [m for v in reads if (m := sites.maker.get(_source(sites, v)))]
+
+
 def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
     """`name` and all glue that leads to it."""
     found, todo = set(), [name]
@@ -125,7 +146,7 @@ def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
         if current in found or current not in free:
             continue
         found.add(current)
-        todo += [m for v in sites.nodes[current].reads if (m := sites.maker.get(_source(sites, v)))]
+        todo += _makers(sites, current)
     return found
 
 

@@ -205,6 +205,12 @@ class DistributionPolicy:
         return next(f for f in self.fragments if f.name == name)
 
     @property
+    def onlookers(self) -> frozenset[str]:
+        """Fragments that are to read the newest of others and nothing else."""
+        news = {w.reader for w in self.wires if w.flow == Latest(None)}
+        return frozenset(news - {w.reader for w in self.wires if w.flow != Latest(None)})
+
+    @property
     def alone(self) -> DistributionPolicy:
         """The same cut and flows with one replica of everything."""
         return replace(

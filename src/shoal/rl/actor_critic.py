@@ -14,7 +14,7 @@ from jax import lax
 from shoal.envs.spaces import Action, Observation
 from shoal.rl.blocks import map_in_blocks
 from shoal.rl.distributions import Distribution
-from shoal.rl.memory import Memory, forget, init_memory, remember, unroll, width_of
+from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
 from shoal.rl.nets import Layers, init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.rollout import Rollout, ends
@@ -76,6 +76,14 @@ def act(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[Any, Dis
     seen = embed(params.torso, features)
     memory, seen = remember(params.memory, memory, seen, _never(seen))
     return memory, policy(params.actor, seen)
+
+
+def play(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[jax.Array, Any]:
+    """The likeliest action on seeing `features` too, and what is remembered then; None: nothing."""
+    if memory is None:
+        memory = start(params.memory, jax.eval_shape(embed, params.torso, features).shape[:-1])
+    memory, now = act(params, memory, features)
+    return now.mode(), memory
 
 
 def chances_and_value(

@@ -62,7 +62,8 @@ class Origin:
         """The graph with the environment axis of every value, and where it comes from."""
         graph = annotate(self.at(envs), self.at(2 * envs), envs)
         where = getattr(self.env, "name", self.env) or "its own loop"
-        title = f"{type(self.algorithm).__name__} on {where}"
+        called = getattr(self.algorithm, "title", type(self.algorithm).__name__)
+        title = f"{called} on {where}"
         return check_graph(replace(graph, envs=envs, title=title, origin=self))
 
 

@@ -1,0 +1,124 @@
+"""A loop that is also evaluated: what it has learnt plays on its own, where nothing is learnt."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shoal.envs import Environment, key_rows
+from shoal.envs.environment import ended
+from shoal.errors import SettingError
+from shoal.tracing.stage import stage
+
+STAGE = "evaluate"
+PREFIX = "evaluation_"  # as records.py knows it
+OWN = 0x0E7A1  # sets the keys of evaluation apart from those of training
+Metrics = dict[str, jax.Array]
+
+
+class State(NamedTuple):
+    """What training carries, and how often there was an occasion to evaluate it."""
+
+    training: Any
+    key: jax.Array
+    occasions: jax.Array
+
+
+class Played(NamedTuple):
+    """Episodes under way, a row each, and what came of them so far."""
+
+    states: Any
+    obs: Any
+    memory: Any
+    over: jax.Array
+    score: jax.Array
+    length: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Before a tick of `algorithm`, every so many, its best actions play some whole episodes.
+
+    What the algorithm does stays the same to the bit. Metrics count the episodes and sum up what
+    they returned; they are 0 on all other ticks.
+    """
+
+    algorithm: Any
+    episodes: int = 16  # at a time, each in an environment of its own
+    steps: int = 1000  # an episode that lasts longer counts with its return so far
+    every: int = 10  # occasions: ticks, or where nobody waits for it, what it finds new
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "steps", "every"):
+            if getattr(self, name) < 1:
+                raise SettingError(
+                    f"{name}={getattr(self, name)} of an evaluation", "Use 1 or more."
+                )
+        if not hasattr(self.algorithm, "play"):
+            raise SettingError(
+                f"{type(self.algorithm).__name__} can't be evaluated: it has no method `play`",
+                "Give it play(state, obs, memory), which returns the best action in one "
+                "environment, and what to remember.",
+            )
+
+    @property
+    def title(self) -> str:
+        """What it is called in prints."""
+        return f"{type(self.algorithm).__name__}, evaluated"
+
+    def init(self, key: jax.Array, env: Environment, envs: int) -> State:
+        """The state before the first tick with `envs` environments to learn in."""
+        if not isinstance(env, Environment):
+            raise SettingError(
+                f"{env.name} is stepped in Python, and evaluation plays compiled environments",
+                "Leave out the evaluation, or use an environment of gymnax, Brax or JaxMARL.",
+            )
+        training = self.algorithm.init(key, env, envs)
+        return State(training, jax.random.fold_in(key, OWN), jnp.int32(0))
+
+    def tick(self, env: Environment, state: State) -> tuple[State, Metrics]:
+        """Evaluates what there is, and trains on."""
+
+        def evaluate(key: jax.Array, occasions: jax.Array) -> tuple[jax.Array, Metrics]:
+            def play() -> Metrics:
+                return self.play(env, state.training, jax.random.fold_in(key, occasions))
+
+            rest = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(play))
+            told = lax.cond(occasions % self.every == 0, play, lambda: rest)
+            return occasions + 1, told
+
+        # What it plays by it reads from around itself, so that nothing else has to cross.
+        occasions, told = stage(name=STAGE)(evaluate)(state.key, state.occasions)
+        training, metrics = self.algorithm.tick(env, state.training)
+        return State(training, state.key, occasions), metrics | told
+
+    def play(self, env: Environment, training: Any, key: jax.Array) -> Metrics:
+        """One episode in each environment, with what is thought best in each situation."""
+
+        def choose(obs: Any, memory: Any) -> tuple[Any, Any]:
+            return self.algorithm.play(training, obs, memory)
+
+        def move(played: Played) -> Played:
+            action, memory = jax.vmap(choose)(played.obs, played.memory)
+            states, step = jax.vmap(env.advance)(played.states, action)
+            over = played.over | ended(step.terminated, step.truncated, axes=1)
+            score = jnp.where(played.over, played.score, step.episode_return)
+            length = jnp.where(played.over, played.length, step.episode_length)
+            return Played(states, step.obs, memory, over, score, length)
+
+        def goes_on(turn: tuple[jax.Array, Played]) -> jax.Array:
+            return (turn[0] < self.steps) & ~jnp.all(turn[1].over)
+
+        states, obs = env.reset(key_rows(key, self.episodes))
+        none = jnp.zeros(self.episodes)
+        first = move(Played(states, obs, None, none > 0, none, none.astype(jnp.int32)))
+        turn = (jnp.int32(1), first)
+        _, played = lax.while_loop(goes_on, lambda turn: (turn[0] + 1, move(turn[1])), turn)
+        return {
+            f"{PREFIX}episodes": jnp.float32(self.episodes),
+            f"{PREFIX}return": jnp.sum(played.score),
+            f"{PREFIX}length": jnp.sum(played.length).astype(jnp.float32),
+            f"{PREFIX}unfinished": jnp.sum(~played.over).astype(jnp.float32),
+        }
