@@ -83,6 +83,10 @@ class RunError(ShoalError):
     """The run stopped; the message names the fragment, replica, tick and source line."""
 
 
+class LostError(RunError):
+    """A worker or host is gone, through no fault of the loop's: what it did can be done again."""
+
+
 class NotFiniteError(RunError):
     """A metric became NaN or infinite; `tick` says when, `state` is the last good state."""
 

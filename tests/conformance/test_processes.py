@@ -215,7 +215,7 @@ def test_a_port_that_is_taken_is_told_of(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        monkeypatch.setattr("shoal.runtime.hire.free_port", lambda: other.getsockname()[1])
+        monkeypatch.setattr("shoal.runtime.site.free_port", lambda host: other.getsockname()[1])
         plan = shoal.plan(graph_of("ppo"), shoal.multi_learner(2), ONE)
         with pytest.raises(shoal.ShoalError, match="where replicas were to meet"):
             shoal.run(plan, "processes", ticks=1, state=start_of("ppo"))

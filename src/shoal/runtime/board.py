@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,8 +22,7 @@ FINAL = BANKS  # the bank for what ends carry when they end
 SNAP = BANKS + 1  # the bank for what the run starts from, and then for snapshots
 SHOWN = 32  # ticks of metrics that wait for the driver
 MOST_LAGS = 1024  # lags of one end in a tick
-TICKS, STOPPING, HALT, ASKING, NUMBER, SNAP_TICK = range(6)
-GO, ASKED, SET = range(3)  # nobody stops; a stop is asked for; the last tick is known
+TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Board:
         room: Room,
     ) -> Board:
         """Take as much room as it all needs."""
-        words, started = room.take(6 * LINE), room.take(len(teams) * LINE)
+        words, started = room.take(5 * LINE), room.take(len(teams) * LINE)
         bells = room.take((len(teams) + 1) * LINE)
         kept = tuple(
             {name: room.take(_size(cell, rows)) for name, cell in cells.items()}
@@ -84,6 +83,13 @@ class Board:
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
         return Board(words, started, bells, teams, cells, rows, kept, marks, named, shows)
+
+    def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
+        """Which part of a value an end holds."""
+        if cell.axis is None:
+            return (...,)  # type: ignore[return-value]
+        rows = self.rows // self.posts[replica].ends
+        return (*(slice(None),) * cell.axis, slice(replica[1] * rows, (replica[1] + 1) * rows))
 
 
 def _size(cell: Cell, rows: int) -> int:
@@ -103,7 +109,7 @@ class OpenBoard:
         self, board: Board, memory: Memory, check: Callable[[], None] = lambda: None
     ) -> None:
         self._board, self._memory = board, memory
-        self._words = memory.words(board.words, 6)
+        self._words = memory.words(board.words, 5)
         self._started = memory.words(board.started, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
@@ -145,30 +151,30 @@ class OpenBoard:
         for team in range(len(self._board.teams)):
             self.bell(team).ring()
 
-    def stop(self) -> None:
-        """Let nobody start a tick that no other team has started."""
-        if self._words[STOPPING] == GO:
-            self._words[STOPPING] = ASKED
-            fence()
-            self._words[TICKS] = min(self._words[TICKS], max(self._started, default=0))
-            self._words[STOPPING] = SET
+    def hold(self) -> int:
+        """Let nobody start a tick until `stop_at` or `snap_at`; how many ticks were started."""
+        self._words[HOLDING] = 1
+        fence()
+        return max(self._started, default=0)
 
-    def ask(self, tick: int) -> bool:
-        """Want a snapshot before `tick`, or before the first later one that no team has started.
+    def has_begun(self, teams: Iterable[int]) -> bool:
+        """Whether all these teams have begun to turn."""
+        return all(self._started[team] for team in teams)
 
-        Not before all teams have begun: until then its bank holds what they begin with.
-        """
-        if not all(self._started):
-            return False
+    def stop_at(self, tick: int) -> None:
+        """Let nobody start `tick` or a later one."""
+        self._words[TICKS] = min(self._words[TICKS], tick)
+        fence()
+        self._words[HOLDING] = 0
+
+    def snap_at(self, tick: int) -> None:
+        """Want a snapshot before `tick`, which nobody has started."""
         for replica in self._posts:
             self._marks[self._mark(SNAP, replica)] = 0
-        self._words[ASKING] = 1
-        fence()
-        self._words[SNAP_TICK] = max(tick, *self._started)
+        self._words[SNAP_TICK] = tick
         self._words[NUMBER] += 1
         fence()
-        self._words[ASKING] = 0
-        return True
+        self._words[HOLDING] = 0
 
     @property
     def asked(self) -> Asked:
@@ -179,7 +185,7 @@ class OpenBoard:
         """Whether a team may start `tick`; it has started it then."""
         self._started[team] = max(self._started[team], tick + 1)
         fence()
-        while self._words[STOPPING] == ASKED or self._words[ASKING]:
+        while self._words[HOLDING]:
             self.check()
             time.sleep(1e-4)
         return tick < self._words[TICKS]
@@ -198,16 +204,14 @@ class OpenBoard:
         """A fragment and the number of one of its workers, for each team."""
         return self._board.teams
 
-    def gather(self, banks: Mapping[Replica, int]) -> dict[str, np.ndarray]:
-        """What each end kept, from the bank that is named for it; what nobody makes as it was."""
-        found = {name: np.array(x) for name, x in self.read(SNAP).items()}
-        for replica, bank in banks.items():
-            for name, cell in self._board.cells.items():
-                if name in self._board.posts[replica].carried:
-                    whole = found[name]
-                    span = self._span(replica, cell)
-                    whole[span] = self._share(bank, replica, name)
-        return found
+    def shares(self, banks: Mapping[Replica, int]) -> dict[tuple[Replica, str], np.ndarray]:
+        """What each end kept, from the bank that is named for it."""
+        return {
+            (replica, name): np.array(self._share(bank, replica, name))
+            for replica, bank in banks.items()
+            for name in self._board.cells
+            if name in self._board.posts[replica].carried
+        }
 
     def read(self, bank: int) -> dict[str, np.ndarray]:
         """Everything that a bank holds."""
@@ -230,15 +234,7 @@ class OpenBoard:
         board = self._board
         cell = board.cells[name]
         whole = self._memory.array(board.kept[bank][name], cell.rows(board.rows), cell.dtype)
-        return whole[self._span(replica, cell)]
-
-    def _span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
-        """Which part of a value an end holds."""
-        if cell.axis is None:
-            return (...,)  # type: ignore[return-value]
-        rows = self._board.rows // self._board.posts[replica].ends
-        rows_held = slice(replica[1] * rows, (replica[1] + 1) * rows)
-        return (slice(None),) * cell.axis + (rows_held,)
+        return whole[board.span(replica, cell)]
 
     def show(self, replica: Replica) -> Show:
         """One end's metrics."""

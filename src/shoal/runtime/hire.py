@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import cloudpickle
 
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
-from shoal.runtime.machine import free_port
 from shoal.runtime.operations import Program
 from shoal.runtime.orders import Group, Orders, Seat
 from shoal.runtime.pieces import lagged, make_plain_crew
-from shoal.runtime.rebuilt import Loop
+from shoal.runtime.rebuilt import Loop, environment
 from shoal.runtime.shm import Rings
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.tcp import Lines
@@ -46,9 +44,9 @@ class Hiring:
         return Crowd(names, hosts, ends)
 
     def orders(
-        self, rings: Rings, board: Board, size: int, lines: Lines | None = None
+        self, rings: Rings, board: Board, lines: Lines | None, meetings: Sequence[str]
     ) -> list[Orders]:
-        """One for each process."""
+        """One for each process; replicas that run as one program meet at their first's address."""
         plan, graph = self._plan, self._plan.graph
         origin = graph.origin
         loop = cloudpickle.dumps(
@@ -57,28 +55,36 @@ class Hiring:
         crews = {f: make_plain_crew(plan, p) for f, p in self._programs.items() if not p.compiles}
         served = {f: plan.distribution.clients(f) for f in self._programs}
         common = {
-            "size": size, "rings": rings, "board": board,
+            "rings": rings, "board": board,
             "ends": {f: self._teams(f, board) for f in self._programs},
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in board.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
             "print": self._print, "lines": lines,
         }  # fmt: skip
-        seats, groups = self.seats, self._groups()
-        cores = share_cores(seats, plan)
         return [
             Orders(
                 seats=held,
                 crews={f: crews[f] for f, _ in held if f in crews},
                 loop=loop if any(f not in crews for f, _ in held) else b"",
-                cores=cores[held],
                 spin=SPIN,
                 number=number,
-                group=self._group(held, groups),
+                alike=plan.workers(held[0][0]) > 1,
+                on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
+                variables=self._variables(held),
+                group=self._group(held, meetings),
                 **common,
             )
-            for number, held in enumerate(seats)
+            for number, held in enumerate(self.seats)
         ]
+
+    def _variables(self, held: tuple[Seat, ...]) -> dict[str, str]:
+        """What a process that computes is to find in its environment."""
+        if not any(self._programs[f].compiles for f, _ in held):
+            return {}
+        places = [self._plan.places[f][w % len(self._plan.places[f])] for f, w in held]
+        kinds = [p.device.kind for p in places]
+        return environment({kind: kinds.count(kind) for kind in kinds})
 
     @cached_property
     def seats(self) -> list[tuple[Seat, ...]]:
@@ -99,33 +105,9 @@ class Hiring:
         ]  # fmt: skip
         return tuple(board.teams.index(seat) for seat in seats)
 
-    def _groups(self) -> dict[str, str]:
-        """An address for each fragment whose replicas run as one program."""
-        together = [f for f in self._programs if self._plan.one_program(f)]
-        return {f: f"127.0.0.1:{free_port()}" for f in together}
-
-    def _group(self, held: tuple[Seat, ...], groups: Mapping[str, str]) -> Group | None:
+    def _group(self, held: tuple[Seat, ...], meetings: Sequence[str]) -> Group | None:
         for fragment, worker in held:
-            if fragment in groups:
-                return Group(groups[fragment], self._plan.workers(fragment), worker)
+            if self._plan.one_program(fragment):
+                first = self.crowd.ends[fragment][0]
+                return Group(meetings[first], self._plan.workers(fragment), worker)
         return None
-
-
-def share_cores(
-    seats: list[tuple[Seat, ...]], plan: Plan
-) -> dict[tuple[Seat, ...], tuple[int, ...]]:
-    """The cores of each process: one for each of many alike, what is left for the others.
-
-    Where there are fewer cores than processes, those that are alone may use all; so may those that
-    compute on another device, since they need cores only to compile.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    alike = [held for held in seats if plan.workers(held[0][0]) > 1]
-    found: dict[tuple[Seat, ...], tuple[int, ...]] = {
-        held: (cores[i % len(cores)],) for i, held in enumerate(alike)
-    }
-    rest = cores[len(alike) :] if len(cores) > len(alike) else cores
-    for held in seats:
-        kinds = {plan.places[fragment][0].device.kind for fragment, _ in held}
-        found.setdefault(held, tuple(rest if kinds == {"cpu"} else cores))
-    return found

@@ -77,13 +77,6 @@ def free_memory() -> int:
     return left
 
 
-def free_port() -> int:
-    """A port on this host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def check_port(address: str) -> str:
     """Check that nobody listens on `address`, such as "127.0.0.1:1234"; JAX itself would crash."""
     host, _, port = address.rpartition(":")

@@ -33,7 +33,6 @@ class Orders:
     """
 
     seats: tuple[Seat, ...]
-    size: int
     rings: Rings
     board: Board
     ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
@@ -44,8 +43,12 @@ class Orders:
     crews: Mapping[str, PlainCrew]
     loop: bytes
     print: str  # what the plan must look like when it is drawn again
-    cores: tuple[int, ...]
     spin: float
-    number: int = 0  # which of all workers it is
+    number: int  # which of all workers it is
+    alike: bool  # whether there are others like it
+    on_cpu: bool  # whether it computes where it runs
+    variables: Mapping[str, str]  # of its environment
+    cores: tuple[int, ...] = ()  # that it may use; none: all
+    size: int = 0  # of the memory it shares with others of its host
     lines: Lines | None = None  # channels between hosts
     group: Group | None = None

@@ -1,68 +1,122 @@
-"""The processes backend: workers in processes of their own, joined by shared memory."""
+"""Plans over processes: the driver of workers on one host or many, and the backend for one."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.planning.plan import Plan
 from shoal.runtime.blame import bad_metrics, not_finite
-from shoal.runtime.board import BANKS, FINAL, SNAP, Board, OpenBoard, Post, Spec
+from shoal.runtime.board import BANKS, FINAL, SNAP, Board, Post, Spec
 from shoal.runtime.collect import Collector, Shown
 from shoal.runtime.crew import raw, wrapped
 from shoal.runtime.fire import Replica
 from shoal.runtime.gates import Cell, make_cell, make_sheets
 from shoal.runtime.hire import Hiring
 from shoal.runtime.limit import Limit
-from shoal.runtime.links import listen
 from shoal.runtime.machine import check_memory
-from shoal.runtime.memory import Memory, Room, join_fences
+from shoal.runtime.memory import Room
 from shoal.runtime.operations import Program
-from shoal.runtime.orders import Orders
 from shoal.runtime.pieces import lagged, past_names
-from shoal.runtime.rebuilt import environment
 from shoal.runtime.shm import Rings
+from shoal.runtime.site import Doors, Kept, Site
 from shoal.runtime.snapshot import Snapshot, value_of
-from shoal.runtime.spawn import PATIENCE, Child, spawn, told_error
+from shoal.runtime.spawn import told_error
 from shoal.runtime.wiring import divide, make_lines
 
 
-class Processes:
-    """A run of a plan over processes."""
+class Wanted(NamedTuple):
+    """What a run needs of a host."""
 
-    def __init__(self, plan: Plan, programs: list[Program], start: Snapshot) -> None:
+    host: str
+    workers: int
+    doors: int  # for workers of other hosts
+    on_gpu: bool  # whether some compute on a GPU
+
+
+class Sites(Protocol):
+    """The hosts of a run, as their driver reaches them."""
+
+    def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Make a site on each host that is wanted."""
+        ...
+
+    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
+        """Let each site do something, each with its own arguments; what they answer."""
+        ...
+
+    def close(self) -> None:
+        """End all workers, whatever has happened."""
+        ...
+
+
+class Here:
+    """All workers on this host, whatever hosts the plan speaks of."""
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+
+    def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Make the sites; they are apart, as if they were on different hosts."""
+        check_memory(size * len(wanted))
+        self._sites = [Site(board, size) for _ in wanted]
+        return [
+            site.open(one.doors, one.workers) for site, one in zip(self._sites, wanted, strict=True)
+        ]
+
+    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
+        """Let one site after the other do it."""
+        own = zip(*args, strict=True) if args else ((),) * len(self._sites)
+        return [getattr(site, does)(*given) for site, given in zip(self._sites, own, strict=True)]
+
+    def close(self) -> None:
+        """End all workers."""
+        for site in self._sites:
+            site.halt()
+        for site in self._sites:
+            site.close()
+
+
+class Apart:
+    """A run of a plan by workers in processes of their own, on any hosts."""
+
+    def __init__(self, plan: Plan, programs: list[Program], start: Snapshot, sites: Sites) -> None:
         self._plan = replace(plan, apart=True)
         self._programs = {p.fragment: p for p in programs}
-        self._start, self._print = start, str(plan)
+        self._start, self._sites = start, sites
         self._collector = Collector(self._plan, programs, start.tick)
-        self._hiring = Hiring(self._plan, self._programs, self._print, start)
-        near, self._far = divide(make_sheets(self._plan), self._hiring.crowd)
+        self._hiring = Hiring(self._plan, self._programs, str(plan), start)
+        crowd = self._hiring.crowd
+        self._hosts = list(dict.fromkeys(crowd.hosts))
+        self._held = [[n for n, h in enumerate(crowd.hosts) if h == own] for own in self._hosts]
+        near, self._far = divide(make_sheets(self._plan), crowd)
         room = Room()
         self._rings = Rings.plan(near, room)
-        self._layout = Board.plan(
-            tuple((f, w) for f in self._programs for w in range(self._plan.workers(f))),
-            self._cells(),
-            plan.graph.envs,
-            tuple(self._posts()),
-            room,
-        )
-        self._memory = Memory.make(check_memory(room.size))
-        self._board = OpenBoard(self._layout, self._memory)
-        self._shows = {r: self._board.show(r) for r in self._layout.posts}
-        self._bell = self._board.driver_bell
-        self._children: list[Child] = []
+        self._layout = self._board(room)
+        wanted = [
+            Wanted(host, len(held), len(held) if self._far else 0, self._on_gpu(host))
+            for host, held in zip(self._hosts, self._held, strict=True)
+        ]
+        self._doors = sites.open(self._layout, room.size, wanted)
         self._limit: Limit | None = None
         self._failure: ShoalError | None = None
         self._asked = 0  # which snapshot the workers were asked for last
         self._awaits = False  # whether they have yet to give all of it
+        self._stopped = False
+        self._ended: set[int] = set()
+
+    def _on_gpu(self, host: str) -> bool:
+        places = [p for places in self._plan.places.values() for p in places]
+        return any(p.host == host and p.device.kind == "gpu" for p in places)
+
+    def _board(self, room: Room) -> Board:
+        teams = tuple((f, w) for f in self._programs for w in range(self._plan.workers(f)))
+        return Board.plan(teams, self._cells(), self._plan.graph.envs, tuple(self._posts()), room)
 
     def _cells(self) -> dict[str, Cell]:
         """Everything that is kept: what is carried, and what is on its way to who lags."""
@@ -89,77 +143,66 @@ class Processes:
 
     def start(self, limit: Limit) -> None:
         """Start all workers."""
-        join_fences()
         self._limit = limit
-        given = {**self._start.past, **self._start.values}
-        for name, x in self._board.read(SNAP).items():
-            if name in given:
-                x[...] = raw(given[name])
-        self._board.begin(limit.ticks)
-        listeners = [listen() for _ in self._hiring.seats] if self._far else []
-        lines = make_lines(self._far, self._hiring.crowd, [s.getsockname()[:2] for s in listeners])
-        orders = self._hiring.orders(self._rings, self._layout, self._memory.size, lines)
+        given = {n: raw(x) for n, x in {**self._start.past, **self._start.values}.items()}
+        given = {name: given[name] for name in self._layout.cells if name in given}
+        at = {number: place for held, doors in zip(self._held, self._doors, strict=True)
+              for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
+        addresses = [at[number][0] for number in sorted(at)]
+        lines = make_lines(self._far, self._hiring.crowd, addresses)
+        meetings = [at[number][1] for number in sorted(at)]
+        orders = self._hiring.orders(self._rings, self._layout, lines, meetings)
+        by_site = [[orders[number] for number in held] for held in self._held]
+        count = len(self._held)
         try:
-            for one, listener in zip(orders, listeners or [None] * len(orders), strict=True):
-                env = self._environment(one)
-                self._children.append(spawn(one, self._memory, env, listener))
+            self._sites.each("start", by_site, [given] * count, [limit.ticks] * count)
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
             raise
 
-    def _environment(self, orders: Orders) -> dict[str, str]:
-        places = [self._plan.places[f][w % len(self._plan.places[f])] for f, w in orders.seats]
-        threads = str(len(orders.cores) or os.cpu_count() or 1)
-        libraries = ("OMP", "OPENBLAS", "MKL")
-        found = {f"{name}_NUM_THREADS": threads for name in libraries}
-        if any(f not in orders.crews for f, _ in orders.seats):
-            kinds = [p.device.kind for p in places]
-            found |= environment({kind: kinds.count(kind) for kind in kinds})
-        return found
-
     def alive(self, seconds: float) -> bool:
         """Wait up to `seconds`; whether there is more to come. Raises a worker's failure."""
         assert self._limit is not None
-        if self._limit.is_stopping:
-            self._board.stop()
-        if self._limit.asked.number > self._asked and self._board.ask(self._limit.asked.tick):
+        if self._limit.is_stopping and not self._stopped:
+            self._stopped = True
+            self._at_once("stop_at", 0)
+        if self._limit.asked.number > self._asked and all(self._sites.each("has_begun")):
             self._asked, self._awaits = self._limit.asked.number, True
-        if not self._news():
-            self._bell.wait(self._news, seconds)
-        self._look_after()
+            self._at_once("snap_at", self._limit.asked.tick)
+        running = self._hear(seconds)
         if self._failure is not None:
             self.close()
             good = self._good(2**62)
             self._failure.state, self._failure.tick = dict(good.values), good.tick  # type: ignore[attr-defined]
             raise self._failure
-        return any(c.process.poll() is None for c in self._children)
+        return running
 
-    def _news(self) -> bool:
-        return any(s.is_new() for s in self._shows.values()) or any(
-            c.process.poll() is not None and not c.told for c in self._children
-        )
+    def _at_once(self, does: str, tick: int) -> None:
+        """Let all sites do something before the same tick, which none of them has started."""
+        started = self._sites.each("hold")
+        self._sites.each(does, [max(tick, *started)] * len(started))
 
-    def _look_after(self) -> None:
-        """Hear who has ended; when all that count ticks have, the free ones are stopped."""
-        for child in self._children:
-            if child.process.poll() is not None and not child.told:
-                child.told = self._heard(child)
-                if child.told["failed"] and self._failure is None:
-                    self._failure = told_error(child)
-        counted = [c for c in self._children if any(f not in self._plan.free for f, _ in c.seats)]
-        if self._failure is not None or all(c.told for c in counted):
-            self._board.halt()
+    def _hear(self, seconds: float) -> bool:
+        """Take in what is new; when all that count ticks have ended, the free ones are stopped."""
+        count = len(self._held)
+        news = self._sites.each("hear", [seconds / count] * count)
+        for one in news:
+            for shown in one.shown:
+                self._collector.show(*shown)
+            for number, told in one.ended.items():
+                self._ended.add(number)
+                if told["failed"] and self._failure is None:
+                    self._failure = told_error(told)
+        counted = {n for n, held in enumerate(self._hiring.seats) if self._counts(held)}
+        if self._failure is not None or counted <= self._ended:
+            self._sites.each("halt")
+        return any(one.running for one in news)
 
-    def _heard(self, child: Child) -> dict[str, Any]:
-        line = child.report.readline()
-        child.close()
-        return {"failed": child.process.returncode != 0, **(json.loads(line) if line else {})}
+    def _counts(self, held: Sequence[tuple[str, int]]) -> bool:
+        return any(fragment not in self._plan.free for fragment, _ in held)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Metrics of whole ticks, in order; raises at the first that isn't finite."""
-        for replica, show in self._shows.items():
-            for tick, metrics, lags in show.take():
-                self._collector.show(tick, replica, metrics, lags)
         for tick, shown in self._collector.ready():
             if bad := bad_metrics(shown):
                 raise not_finite(self._plan, self._good(tick), tick, bad)
@@ -172,7 +215,7 @@ class Processes:
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
         if self._awaits:
-            ticks = self._board.ticks(SNAP)
+            ticks = self._kept()[SNAP]
             if min(ticks.values()) >= 0:
                 self._awaits = False
                 yield self._whole(dict.fromkeys(ticks, SNAP), self._counted(ticks))
@@ -180,52 +223,74 @@ class Processes:
     def final(self) -> Snapshot:
         """The state that all ends have reached together, or the last that they all kept."""
         self.close()
-        ended = self._board.ticks(FINAL)
+        ended = self._kept()[FINAL]
         counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
-            banks = {r: FINAL if t >= 0 else self._newest(r) for r, t in ended.items()}
+            newest = self._newest()
+            banks = {r: FINAL if t >= 0 else newest[r] for r, t in ended.items()}
             return self._whole(banks, self._counted(ended))
         return self._good(min((t for t in counted.values() if t >= 0), default=2**62))
+
+    def _kept(self) -> Kept:
+        """Before which tick each end kept what each bank holds, over all sites."""
+        found: Kept = {bank: {} for bank in range(SNAP + 1)}
+        for kept in self._sites.each("kept"):
+            for bank, ticks in kept.items():
+                found[bank] |= ticks
+        return found
 
     def _counted(self, ticks: Mapping[Replica, int]) -> int:
         """The tick of those that count them."""
         return next(tick for (f, _), tick in ticks.items() if f not in self._plan.free)
 
-    def _newest(self, replica: Replica) -> int:
-        return max(range(BANKS), key=lambda bank: self._board.ticks(bank)[replica])
+    def _newest(self) -> dict[Replica, int]:
+        """For each end, the bank with the newest of what it kept."""
+        kept = self._kept()
+        return {r: max(range(BANKS), key=lambda bank: kept[bank][r]) for r in self._layout.posts}
 
     def _good(self, tick: int) -> Snapshot:
         """The newest state that all ends kept at or before `tick`."""
-        kept = [self._board.ticks(bank) for bank in range(BANKS)]
+        kept = self._kept()
         counted = [r for r in self._layout.posts if r[0] not in self._plan.free]
-        ticks = [{k[r] for r in counted} for k in kept]
+        ticks = [{kept[bank][r] for r in counted} for bank in range(BANKS)]
         usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
         usable = {t: bank for t, bank in usable.items() if t <= tick}
         if not usable:
             return self._start
-        best = max(usable)
-        banks = {r: usable[best] if r in counted else self._newest(r) for r in self._layout.posts}
+        best, newest = max(usable), self._newest()
+        banks = {r: usable[best] if r in counted else newest[r] for r in self._layout.posts}
         return self._whole(banks, best)
 
     def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
+        """What all ends kept, put together; what nobody has kept is as it was at the start."""
         cells, inputs = self._layout.cells, self._plan.graph.inputs
-        # Who was stopped before it kept anything carries what it started from.
-        kept = {r: bank for r, bank in banks.items() if self._board.ticks(bank)[r] >= 0}
+        given = {**self._start.past, **self._start.values}
         found = {
+            name: np.array(raw(given[name])) if name in given
+            else np.zeros(cell.rows(self._layout.rows), cell.dtype)
+            for name, cell in cells.items()
+        }  # fmt: skip
+        for shares in self._sites.each("shares", [banks] * len(self._held)):
+            for (replica, name), x in shares.items():
+                found[name][self._layout.span(replica, cells[name])] = x
+        as_jax = {
             name: wrapped(jax.numpy.asarray(x)) if cells[name].is_key else jax.numpy.asarray(x)
-            for name, x in self._board.gather(kept).items()
+            for name, x in found.items()
         }
-        past = {name: x for name, x in found.items() if name not in inputs}
-        return Snapshot(tick, {name: found[name] for name in inputs}, past)
+        past = {name: x for name, x in as_jax.items() if name not in inputs}
+        return Snapshot(tick, {name: as_jax[name] for name in inputs}, past)
 
     def close(self) -> None:
         """End all workers, gently and then not."""
-        self._board.halt()
-        until = time.monotonic() + PATIENCE
-        for child in self._children:
-            try:
-                child.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            child.told = child.told or self._heard(child)
+        self._sites.close()
+
+
+def _places(doors: Doors) -> Iterator[tuple[Any, str]]:
+    """Each worker's address, if it has a door, and where replicas may meet at it."""
+    addresses: Sequence[Any] = doors.addresses or [None] * len(doors.meetings)
+    yield from zip(addresses, doors.meetings, strict=True)
+
+
+def processes(plan: Plan, programs: list[Program], start: Snapshot) -> Apart:
+    """A run of a plan by processes of this host."""
+    return Apart(plan, programs, start, Here())

@@ -9,26 +9,43 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import jax
 
-from shoal.errors import RunError, ShoalError, UnknownNameError, user_place
+from shoal.errors import MissingExtraError, RunError, ShoalError, UnknownNameError, user_place
 from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
 from shoal.runtime.pieces import Inline, Pieces, Threaded
-from shoal.runtime.processes import Processes
+from shoal.runtime.processes import processes
 from shoal.runtime.program import write_program
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.whole import Whole
 from shoal.runtime.worker import Failure
 
+
+def _on_ray(*plan: Any) -> Going:
+    return load_ray().on_ray(*plan)
+
+
+def load_ray() -> Any:
+    """The module that knows Ray, if Ray is installed."""
+    try:
+        return import_module("shoal.runtime.on_ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise MissingExtraError("ray", "ray") from error
+
+
 BACKENDS: dict[str, Callable[..., Going]] = {
     "inline": lambda *plan: Inline(Pieces(*plan)),
     "threads": lambda *plan: Threaded(Pieces(*plan)),
-    "processes": Processes,
+    "processes": processes,
+    "ray": _on_ray,
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
@@ -164,7 +181,9 @@ def make_run(plan: Plan, backend: str, start: Snapshot) -> Going:
     """Everything that a run needs, ready to start: one program, or pieces."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
-    apart = backend == "processes" and plan.distribution.ends(one.fragment) > 1
+    apart = backend == "ray" or (
+        backend == "processes" and plan.distribution.ends(one.fragment) > 1
+    )
     if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
         return Whole(plan, one, start)
     return BACKENDS[backend](plan, programs, start)

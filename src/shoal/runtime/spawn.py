@@ -94,11 +94,17 @@ def _relay(child: Child, say: Say) -> None:
             say(f"{child.name} | {line.decode(errors='replace').rstrip()}")
 
 
-def told_error(child: Child) -> ShoalError:
+def told_of(child: Child, told: Mapping[str, Any]) -> dict[str, Any]:
+    """How a worker ended, as plain data: its own report, or what its end tells."""
+    if "kind" in told or not child.process.returncode:
+        return {"worker": child.name, **told}
+    error = died(child)
+    found = {"kind": "LostError", "is_shoal": True, "what": error.what, "fix": error.fix}
+    return {"worker": child.name, "where": "", "trace": "", **found}
+
+
+def told_error(told: Mapping[str, Any]) -> ShoalError:
     """A worker's failure as an error of the driver's."""
-    told = child.told
-    if "kind" not in told:
-        return died(child)
     if told["is_shoal"]:
         kind = getattr(errors, told["kind"], RunError)
         error = ShoalError.__new__(kind)
@@ -110,7 +116,8 @@ def told_error(child: Child) -> ShoalError:
             'Run with --debug for the whole traceback, or with backend="inline" to step through.',
             told["where"],
         )
-    error.add_note(f"In worker {child.name}:\n{told['trace']}")
+    if told["trace"]:
+        error.add_note(f"In worker {told['worker']}:\n{told['trace']}")
     return error
 
 

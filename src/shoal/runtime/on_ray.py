@@ -1,0 +1,195 @@
+"""Plans over a Ray cluster: an actor a host, which keeps that host's workers. Only here is Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from shoal.errors import LostError, PlaceError, ShoalError
+from shoal.planning.cluster import Cluster, Device, Host
+from shoal.planning.plan import Plan
+from shoal.runtime.board import Board
+from shoal.runtime.logs import listener, listening
+from shoal.runtime.machine import check_memory
+from shoal.runtime.operations import Program
+from shoal.runtime.processes import Apart, Wanted
+from shoal.runtime.site import Doors, Site
+from shoal.runtime.snapshot import Snapshot
+
+PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
+
+
+def join(address: str = "") -> None:
+    """Connect with the cluster at `address`, or one that is known here, or start one here."""
+    if ray.is_initialized():
+        return
+    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    try:
+        ray.init(address=address or None, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise PlaceError(
+            f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
+            "Start one with `ray start --head`, and give its address, such as --address HOST:6379.",
+        ) from error
+
+
+def ray_cluster(address: str = "") -> Cluster:
+    """The hosts of a Ray cluster that are alive, with a CPU device for each of their CPUs."""
+    join(address)
+    return Cluster(tuple(_host(name, node) for name, node in _nodes().items()))
+
+
+def _host(name: str, node: dict[str, Any]) -> Host:
+    cpus, gpus = (int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+    devices = [Device("cpu", i) for i in range(cpus)] + [Device("gpu", i) for i in range(gpus)]
+    return Host(name, cpus, tuple(devices))
+
+
+def _nodes() -> dict[str, dict[str, Any]]:
+    """Nodes by name: their address, and where several share one, which of them it is."""
+    alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: n["NodeID"])
+    alive.sort(key=lambda n: "node:__internal_head__" not in n["Resources"])
+    found: dict[str, dict[str, Any]] = {}
+    for node in alive:
+        name = node["NodeManagerAddress"]
+        same = sum(known.partition("#")[0] == name for known in found)
+        found[f"{name}#{same}" if same else name] = node
+    return found
+
+
+class Outpost:
+    """A site on its host, and what its workers say until the driver hears it."""
+
+    def __init__(self, board: Board, size: int) -> None:
+        self._said: list[str] = []
+        self._site = Site(board, check_memory(size))
+
+    def do(self, does: str, *args: Any) -> tuple[Any, list[str]]:
+        """Let the site do something; what it answers, and what was said meanwhile."""
+        with listening(self._said.append):
+            answer = getattr(self._site, does)(*args)
+        said = self._said[:]
+        del self._said[: len(said)]
+        return answer, said
+
+    def open(self, doors: int, workers: int) -> Doors:
+        """Make doors at the address by which Ray knows this host."""
+        return self._site.open(doors, workers, get_node_ip_address())
+
+
+class RaySites:
+    """The hosts of a run on a Ray cluster."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._posts: list[Any] = []
+        self._group: Any = None
+        self._gone: set[int] = set()
+
+    def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Reserve what each host is to give, all or nothing, and start a site on each."""
+        nodes = _nodes()
+        check_room(wanted, nodes)
+        bundles = [{"CPU": float(one.workers)} | _gpus(one, nodes) for one in wanted]
+        where = [{"ray.io/node-id": nodes[one.host]["NodeID"]} for one in wanted]
+        self._group = placement_group(bundles, strategy="PACK", bundle_label_selector=where)
+        if not self._group.wait(PATIENCE):
+            self.close()
+            raise PlaceError(
+                f"Ray found no room for {_told(wanted)} within {PATIENCE:g} s",
+                "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
+            )
+        make = ray.remote(Outpost)
+        self._names = [one.host for one in wanted]
+        self._posts = [
+            make.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0.0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
+            ).remote(board, size)
+            for i, bundle in enumerate(bundles)
+        ]
+        calls = [
+            post.open.remote(one.doors, one.workers)
+            for post, one in zip(self._posts, wanted, strict=True)
+        ]
+        return [self._answer(i, call) for i, call in enumerate(calls)]
+
+    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
+        """Let all sites do something at the same time."""
+        own = zip(*args, strict=True) if args else ((),) * len(self._posts)
+        calls = [post.do.remote(does, *given) for post, given in zip(self._posts, own, strict=True)]
+        found, say = [], listener()
+        for i, call in enumerate(calls):
+            answer, said = self._answer(i, call)
+            for line in said:
+                say(line)
+            found.append(answer)
+        return found
+
+    def _answer(self, site: int, call: Any) -> Any:
+        try:
+            return ray.get(call, timeout=PATIENCE)
+        except RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, ShoalError) else error from error
+        except (ActorDiedError, ActorUnavailableError, GetTimeoutError) as error:
+            self._gone.add(site)
+            silent = isinstance(error, GetTimeoutError)
+            what = f"has been silent for {PATIENCE:g} s" if silent else "is gone"
+            raise LostError(
+                f"host {self._names[site]} {what}",
+                "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
+            ) from error
+
+    def close(self) -> None:
+        """End all workers and give everything back."""
+        for does in ("halt", "close"):
+            calls = [p.do.remote(does) for i, p in enumerate(self._posts) if i not in self._gone]
+            for call in calls:
+                with suppress(ray.exceptions.RayError):
+                    ray.get(call, timeout=PATIENCE)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+
+def check_room(wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
+    """Check that every host has a CPU for each of its workers."""
+    for one in wanted:
+        if one.host not in nodes:
+            raise PlaceError(
+                f"host {one.host} is not in the cluster any more",
+                f"The cluster has: {', '.join(nodes)}. Draw the plan again.",
+            )
+        cpus = int(nodes[one.host]["Resources"].get("CPU", 0))
+        if one.workers > cpus:
+            there = sum(int(node["Resources"].get("CPU", 0)) for node in nodes.values())
+            total = sum(w.workers for w in wanted)
+            raise PlaceError(
+                f"the plan's {total} workers need a CPU each: {one.workers} on host {one.host}, "
+                f"which has {cpus}; the cluster has {there}",
+                "Use fewer replicas, or add hosts to the cluster.",
+            )
+
+
+def _gpus(one: Wanted, nodes: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """All of a host's GPUs: which worker computes on which is the plan's to say."""
+    count = float(nodes[one.host]["Resources"].get("GPU", 0)) if one.on_gpu else 0.0
+    return {"GPU": count} if count else {}
+
+
+def _told(wanted: Sequence[Wanted]) -> str:
+    return ", ".join(f"{one.workers} CPUs on {one.host}" for one in wanted)
+
+
+def on_ray(plan: Plan, programs: list[Program], start: Snapshot) -> Apart:
+    """A run of a plan by workers of a Ray cluster."""
+    join()
+    return Apart(plan, programs, start, RaySites())

@@ -1,0 +1,186 @@
+"""One host's share of a run: the memory its workers share, the workers, and news of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.runtime.board import SNAP, Board, OpenBoard
+from shoal.runtime.fire import Replica
+from shoal.runtime.links import LOOPBACK, Address, listen
+from shoal.runtime.memory import Memory, join_fences
+from shoal.runtime.orders import Orders
+from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
+
+Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
+Shares = dict[tuple[Replica, str], np.ndarray]
+
+
+class News(NamedTuple):
+    """What has happened at a site since it was last heard of."""
+
+    shown: list[tuple[int, Replica, dict[str, np.ndarray], tuple[int, ...]]]
+    ended: dict[int, dict[str, Any]]  # workers that have ended, by number, and how
+    running: int
+
+
+@dataclass(frozen=True)
+class Doors:
+    """For each of a site's workers: where others reach it, and where replicas may meet at it."""
+
+    addresses: tuple[Address, ...]
+    meetings: tuple[str, ...]
+
+
+class Site:
+    """The workers of one host. The driver may be in this process or anywhere else."""
+
+    def __init__(self, board: Board, size: int) -> None:
+        self._layout, self._memory = board, Memory.make(size)
+        self._board = OpenBoard(board, self._memory)
+        self._bell = self._board.driver_bell
+        self._doors: list[socket.socket] = []
+        self._children: dict[int, Child] = {}
+        self._shows: dict[Replica, Any] = {}
+        self._teams: list[int] = []
+
+    def open(self, doors: int, workers: int, host: str = LOOPBACK) -> Doors:
+        """So many doors at an address of this host, and a meeting place for each worker."""
+        self._doors = [listen(host) for _ in range(doors)]
+        addresses = tuple(door.getsockname()[:2] for door in self._doors)
+        return Doors(addresses, tuple(f"{host}:{free_port(host)}" for _ in range(workers)))
+
+    def start(self, orders: list[Orders], given: Mapping[str, np.ndarray], ticks: int) -> None:
+        """Start workers, from what they carry at first, to go on up to `ticks`."""
+        join_fences()
+        for name, x in self._board.read(SNAP).items():
+            if name in given:
+                x[...] = given[name]
+        self._board.begin(ticks)
+        cores = share_cores(orders)
+        doors = self._doors or [None] * len(orders)
+        self._teams = [self._layout.teams.index(seat) for one in orders for seat in one.seats]
+        held = set(self._teams)
+        for fragment, teams in orders[0].ends.items():
+            for end, team in enumerate(teams):
+                if team in held:
+                    self._shows[fragment, end] = self._board.show((fragment, end))
+        try:
+            for one, own, door in zip(orders, cores, doors, strict=True):
+                env = {**one.variables, **_threads(own)}
+                own_orders = replace(one, cores=own, size=self._memory.size)
+                self._children[one.number] = spawn(own_orders, self._memory, env, door)
+        except BaseException:
+            self.close()  # those that have started would wait for the others for ever
+            raise
+
+    def hear(self, seconds: float) -> News:
+        """What is new, at once or when something is, after `seconds` at the latest."""
+        if not self._is_new():
+            self._bell.wait(self._is_new, seconds)
+        ended = {}
+        for number, child in self._children.items():
+            if child.process.poll() is not None and not child.told:
+                ended[number] = child.told = _heard(child)
+        shown = [
+            (tick, replica, metrics, lags)
+            for replica, show in self._shows.items()
+            for tick, metrics, lags in show.take()
+        ]
+        running = sum(c.process.poll() is None for c in self._children.values())
+        return News(shown, ended, running)
+
+    def _is_new(self) -> bool:
+        return any(s.is_new() for s in self._shows.values()) or any(
+            c.process.poll() is not None and not c.told for c in self._children.values()
+        )
+
+    def hold(self) -> int:
+        """Let nobody start a tick for a moment; how many ticks were started."""
+        return self._board.hold()
+
+    def has_begun(self) -> bool:
+        """Whether all have begun to turn."""
+        return self._board.has_begun(self._teams)
+
+    def stop_at(self, tick: int) -> None:
+        """Let nobody start `tick` or a later one, and the others go on."""
+        self._board.stop_at(tick)
+
+    def snap_at(self, tick: int) -> None:
+        """Want a snapshot before `tick`, and let all go on."""
+        self._board.snap_at(tick)
+
+    def halt(self) -> None:
+        """Let nobody wait any more."""
+        self._board.halt()
+
+    def kept(self) -> Kept:
+        """Before which tick each end of this site kept what each bank holds."""
+        return {
+            bank: {r: t for r, t in self._board.ticks(bank).items() if r in self._shows}
+            for bank in range(SNAP + 1)
+        }
+
+    def shares(self, banks: Mapping[Replica, int]) -> Shares:
+        """What ends of this site kept, from the bank that is named for each, if it holds any."""
+        kept = {r: bank for r, bank in banks.items() if r in self._shows}
+        kept = {r: bank for r, bank in kept.items() if self._board.ticks(bank)[r] >= 0}
+        return self._board.shares(kept)
+
+    def close(self) -> None:
+        """End all workers, gently and then not."""
+        self._board.halt()
+        until = time.monotonic() + PATIENCE
+        for child in self._children.values():
+            try:
+                child.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            child.told = child.told or _heard(child)
+        for door in self._doors:
+            door.close()
+
+
+def _heard(child: Child) -> dict[str, Any]:
+    line = child.report.readline()
+    child.close()
+    told = json.loads(line) if line else {}
+    return {"failed": child.process.returncode != 0, **told_of(child, told)}
+
+
+def _threads(cores: tuple[int, ...]) -> dict[str, str]:
+    count = str(len(cores) or os.cpu_count() or 1)
+    return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port of this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def share_cores(orders: list[Orders]) -> list[tuple[int, ...]]:
+    """The cores of each process: one for each of many alike, what is left for the others.
+
+    Where there are fewer cores than processes, those that are alone may use all; so may those that
+    compute on another device, since they need cores only to compile.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    alike = [one for one in orders if one.alike]
+    rest = cores[len(alike) :] if len(cores) > len(alike) else cores
+    turn = iter(range(len(orders)))
+    return [
+        (cores[next(turn) % len(cores)],) if one.alike else tuple(rest if one.on_cpu else cores)
+        for one in orders
+    ]
