@@ -148,13 +148,18 @@ class RaySites:
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
             ) from error
 
-    def close(self) -> None:
-        """End all workers and give everything back."""
+    def end(self) -> None:
+        """End all workers that can be reached."""
         for does in ("halt", "close"):
             calls = [p.do.remote(does) for i, p in enumerate(self._posts) if i not in self._gone]
             for call in calls:
                 with suppress(ray.exceptions.RayError):
                     ray.get(call, timeout=PATIENCE)
+
+    def close(self) -> None:
+        """End all workers and give everything back."""
+        self.end()
+        self._posts = []
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None

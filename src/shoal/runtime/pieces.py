@@ -259,7 +259,7 @@ class Threaded:
         bells = {name: ThreadBell(halt) for name in pieces.teams_named}
         self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
         self.ready, self.looked = pieces.ready, pieces.looked
-        self.final, self.snapshots = pieces.final, pieces.snapshots
+        self._final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
         """Begin; returns at once."""
@@ -275,6 +275,11 @@ class Threaded:
         if self._threads.failure:
             raise self._threads.failure
         return False
+
+    def final(self) -> Snapshot:
+        """The state that all workers have reached together; nobody goes on."""
+        self.close()
+        return self._final()
 
     def close(self) -> None:
         """Let nobody wait any more."""

@@ -50,8 +50,12 @@ class Sites(Protocol):
         """Let each site do something, each with its own arguments; what they answer."""
         ...
 
+    def end(self) -> None:
+        """End all workers, gently and then not; what they kept can still be had."""
+        ...
+
     def close(self) -> None:
-        """End all workers, whatever has happened."""
+        """Give everything back, whatever has happened."""
         ...
 
 
@@ -74,12 +78,16 @@ class Here:
         own = zip(*args, strict=True) if args else ((),) * len(self._sites)
         return [getattr(site, does)(*given) for site, given in zip(self._sites, own, strict=True)]
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End all workers."""
         for site in self._sites:
             site.halt()
         for site in self._sites:
             site.close()
+
+    def close(self) -> None:
+        """End all workers; their memory is freed with the run."""
+        self.end()
 
 
 class Apart:
@@ -171,7 +179,7 @@ class Apart:
             self._at_once("snap_at", self._limit.asked.tick)
         running = self._hear(seconds)
         if self._failure is not None:
-            self.close()
+            self._sites.end()
             good = self._good(2**62)
             self._failure.state, self._failure.tick = dict(good.values), good.tick  # type: ignore[attr-defined]
             raise self._failure
@@ -222,7 +230,7 @@ class Apart:
 
     def final(self) -> Snapshot:
         """The state that all ends have reached together, or the last that they all kept."""
-        self.close()
+        self._sites.end()
         ended = self._kept()[FINAL]
         counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
@@ -281,7 +289,7 @@ class Apart:
         return Snapshot(tick, {name: as_jax[name] for name in inputs}, past)
 
     def close(self) -> None:
-        """End all workers, gently and then not."""
+        """End all workers and give everything back."""
         self._sites.close()
 
 

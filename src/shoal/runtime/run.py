@@ -112,7 +112,7 @@ class Going(Protocol):
         ...
 
     def final(self) -> Snapshot:
-        """The state that is reached."""
+        """The state that is reached; nobody goes on from it. To be asked before `close`."""
         ...
 
     def close(self) -> None:
@@ -147,6 +147,7 @@ def run(
             for tick in _watched(going, limit, watching, start.tick):
                 last = time.perf_counter()
                 first = last if tick == start.tick else first
+            end = going.final()
         except Failure as failure:
             raise explain(failure) from failure.error
         except BaseException:
@@ -156,7 +157,6 @@ def run(
         finally:
             going.close()
         interrupted = stop.is_set()
-    end = going.final()
     leaves = [end.values[name] for name in graph.inputs]
     tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
     return Result(end, tree, first - began, last - first, interrupted)
