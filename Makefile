@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak \
+.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-fuzz \
         test-jax-versions bench results bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -40,6 +40,9 @@ test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be
 
 test-soak: .venv/.ready-dev ## Kill training runs at random moments (SOAK_ROUNDS=200 SOAK_SEED=0)
 	@$(BIN)/python -m pytest -n 2 -m soak --timeout 300
+
+test-fuzz: .venv/.ready-dev ## Send a million spoilt streams of frames (FUZZ_CASES=1000000 FUZZ_SEED=0)
+	@$(BIN)/python -m pytest -m fuzz --timeout 3600
 
 test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions
