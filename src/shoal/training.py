@@ -39,6 +39,7 @@ from shoal.records import (
 )
 from shoal.runtime.logs import listening
 from shoal.runtime.machine import this_machine
+from shoal.runtime.packing import total
 from shoal.runtime.run import Result, Watching, check_backend, run
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
@@ -267,8 +268,17 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
             )
         _finish(summary, result, steps, episodes)
         summary.update(lags.told())
+        summary.update(_told_sent(result))
         save_values(folder / "state.npz", result.values)
     return Trained(result.state, summary, folder, drawn)
+
+
+def _told_sent(result: Result) -> dict[str, int]:
+    """Bytes that went between hosts in the whole run, and that packing saved."""
+    if not result.sent:
+        return {}
+    sent = total(result.sent.values())
+    return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
 
 
 def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episodes) -> None:

@@ -25,14 +25,22 @@ from conformance.lines import (
     write,
 )
 from conformance.wired import Wired
-from shoal.planning.policy import Latest, Lockstep, Queue, lag_of, takes_some
+from shoal.planning.policy import Latest, Lockstep, Packed, Queue, lag_of, takes_some
 from shoal.runtime.team import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def squeezed(sheets):
+    """Channels that pack every message."""
+    return {n: replace(s, packing=Packed(("lz4",), least=0)) for n, s in sheets.items()}
+
+
 CARRIERS = {
     "in process": local_hall,
     "shared memory": lambda sheets: Shared(sheets).hall(),
     "tcp": lambda sheets: Wired(sheets).hall(settles=True),
+    "tcp, squeezed": lambda sheets: Wired(squeezed(sheets)).hall(settles=True),
 }
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
 FLOWS = st.one_of(
@@ -157,6 +165,7 @@ LINES = [
     (Lockstep(2), 1, 3, "shared"),
     (Queue(1), 3, 2, "rows"),
     (Queue(3), 2, 2, "shared"),
+    (Queue(8), 2, 1, "rows"),
     (Queue(2, 1), 3, 1, "rows"),
     (Queue(2, 2), 3, 1, "stacked"),
 ]

@@ -3,13 +3,19 @@
 The hosts are of this machine, each worker on one of its own as far as there are enough.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import shoal
+from conformance.lines import make_sheet
 from conformance.test_processes import POLICIES, SMALL, WORLD, children, fused, largest
+from conformance.wired import Wired
 from laws.cases import ENVS, cpu, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
 from shoal.planning.policies import impala
+from shoal.planning.policy import Lockstep, Packed, Wire
 from shoal.runtime.gates import make_sheets
 from shoal.runtime.wiring import Crowd, divide
 
@@ -81,6 +87,27 @@ def test_lag_over_hosts_stays_within_its_bound():
         assert 0 <= min(lags) <= max(lags) <= bound
 
 
+def test_what_is_squeezed_on_its_way_is_the_same_and_the_bytes_saved_are_told():
+    way = Packed(("lz4",), least=0)
+    policy = shoal.single_learner_coarse(2)
+    wires = [Wire(a, b, Lockstep(), way) for a, b in (("learner", "actor"), ("actor", "learner"))]
+    plan = shoal.plan(graph_of("chase"), replace(policy, wires=tuple(wires)), FOUR)
+    assert "between hosts  lockstep, lz4" in str(plan)
+    result = shoal.run(plan, "processes", ticks=3, state=start_of("chase"))
+    assert largest(result.values, fused("chase")) < 1e-5
+    assert {c.name for c in plan.channels} == set(result.sent)
+    assert all(0 <= sent.saved < sent.plain for sent in result.sent.values())
+
+
+def test_bytes_saved_are_counted():
+    sheet = replace(make_sheet(Lockstep(0), 1, 1, rows=500), packing=Packed(("lz4",), least=0))
+    channel = Wired({"c": sheet}).hall().channels["c"]
+    channel.put(0, {"x": np.zeros((500, 3), np.float32), "y": np.zeros((2, 500), np.int64)}, 0)
+    sent = channel.writer(0).sent
+    assert (sent.messages, sent.plain) == (1, 500 * 12 + 1000 * 8)
+    assert sent.packed < 300
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
@@ -109,9 +136,6 @@ def crowd_of(writers, readers):
     ("writers", "readers", "far"), [("aa", "a", 0), ("ab", "a", 1), ("bb", "a", 1), ("a", "ab", 1)]
 )
 def test_a_channel_is_shared_memory_where_all_its_ends_share_a_host(writers, readers, far):
-    from conformance.lines import make_sheet
-    from shoal.planning.policy import Lockstep
-
     sheets = {"c": make_sheet(Lockstep(0), len(writers), len(readers))}
     near, apart = divide(sheets, crowd_of(writers, readers))
     assert (len(near), len(apart)) == (1 - far, far)

@@ -9,10 +9,12 @@ from multiprocessing import reduction
 from conformance.lines import LINES, Hall, Shared, ends_of, until
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.gates import Sheet
-from shoal.runtime.links import Links, listen
+from shoal.runtime.lines import Lines
+from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, Room
 from shoal.runtime.shm import Rings
-from shoal.runtime.tcp import Lines, open_lines
+from shoal.runtime.sockets import listen
+from shoal.runtime.tcp import open_lines
 
 
 class Wired(Shared):
@@ -55,6 +57,8 @@ class Wired(Shared):
         number = args[0] if "end" in inspect.signature(job).parameters else 0
         hall = self.hall()
         self.join(self.ends.index((side, number)))
+        for bell in hall.bells.values():
+            bell._check = self._look_around
         try:
             yield hall
         finally:
@@ -77,6 +81,11 @@ class Wired(Shared):
             channel.turnstile.hear(of[gate.reader], of[gate.writer])
         self.links.append(links)
         self.opened[me] = channels
+
+    def _look_around(self) -> None:
+        self._check()
+        for links in self.links:
+            links.check()
 
     def close(self) -> None:
         """End what connections there are."""

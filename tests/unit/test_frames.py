@@ -118,12 +118,12 @@ def spoilt(frame, at, form, value):
     [
         (b"GET / HTTP/1.1\r\nHost: shoal.example.org\r\n"[: HEAD.size], "no frame"),
         (spoilt(Frame(DATA, 0, 0, 0, 0, 5), 4, "<B", 9), "a frame of version 9"),
-        (Frame(99, 0, 0, 0).packed(), "kind 99 of end 0 on channel 0, which nobody sends here"),
+        (Frame(99, 0, 0, 0).packed(), "kind 99 0 of end 0 on channel 0, which nobody sends here"),
         (Frame(DATA, 7, 0, 0, 0, 5).packed(), "on channel 7, which nobody sends here"),
-        (Frame(DATA, 0, 9, 0, 0, 5).packed(), "data of end 9"),
+        (Frame(DATA, 0, 9, 0, 0, 5).packed(), "data 0 of end 9"),
         (Frame(DATA, 0, 0, 1, 0, 5).packed(), "data 1 of end 0 on channel 0, and 0 is due"),
-        (Frame(DATA, 0, 0, 0, 0, 6).packed(), "a body of 6 bytes on channel 0, which has 5 to 5"),
-        (Frame(DATA, 0, 1, 0, 0, 2**63).packed(), "bytes on channel 0, which has 0 to 40"),
+        (Frame(DATA, 0, 0, 0, 0, 6).packed(), "a body of 6 bytes, which has 5 to 5"),
+        (Frame(DATA, 0, 1, 0, 0, 2**63).packed(), "bytes, which has 0 to 40"),
         (spoilt(Frame(DATA, 0, 0, 0, 0, 5), 10, "<H", 1), "no frame"),
     ],
 )

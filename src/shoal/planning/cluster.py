@@ -63,6 +63,13 @@ def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple
             room[(first + i) % len(room)] for i in range(fragment.replicas)
         )
         turn[kind] = first + fragment.replicas
+    for fragment in distribution.fragments:
+        if fragment.beside:  # in the same workers, so on the same hosts
+            hosts = placed[fragment.beside]
+            own = enumerate(placed[fragment.name])
+            placed[fragment.name] = tuple(
+                p if p.host == hosts[i % len(hosts)].host else hosts[i % len(hosts)] for i, p in own
+            )
     return placed
 
 

@@ -72,6 +72,11 @@ class Plan:
         each = self.ends(fragment) // self.workers(fragment)
         return self.places[fragment][end // each]
 
+    def leaves_host(self, channel: Channel) -> bool:
+        """Whether a channel has ends on several hosts."""
+        ends = self.places[channel.writer] + self.places[channel.reader]
+        return len({place.host for place in ends}) > 1
+
     @cached_property
     def free(self) -> frozenset[str]:
         """Fragments that turn at their own pace: their reader takes the first that come, or none.

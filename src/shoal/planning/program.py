@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from shoal.graph.ir import Graph, Loop, Node, Stage
 from shoal.planning.homes import Homes, Sites, crossings
 from shoal.planning.policy import (
+    PLAIN,
     DistributionPolicy,
     Flow,
     Latest,
     Lockstep,
+    Packed,
     Queue,
     Serve,
     takes_some,
@@ -73,6 +75,7 @@ class Channel:
     scope: str
     times: int
     flow: Flow
+    packing: Packed = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,8 @@ def _channel(
     name, reader = f"{writer}>{send.reader}:{number}", send.reader
     flow = _flow(distribution, writer, send)
     times = sites.times[send.values[0]]
-    return Channel(name, writer, reader, send.values, send.scope, times, flow)
+    packing = distribution.packing(writer, reader)
+    return Channel(name, writer, reader, send.values, send.scope, times, flow, packing)
 
 
 def _flow(distribution: DistributionPolicy, writer: str, send: _Send) -> Flow:

@@ -11,18 +11,19 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import ShoalError, user_place
 from shoal.runtime.board import BANKS, FINAL, SNAP, OpenBoard, SharedLimit, watch_parent
 from shoal.runtime.channels import Channel, Silent
 from shoal.runtime.fire import Replica
-from shoal.runtime.links import Links
+from shoal.runtime.lines import Lines
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
+from shoal.runtime.packing import Sent
 from shoal.runtime.snapshot import Snapshot
-from shoal.runtime.tcp import join_lines
+from shoal.runtime.tcp import TcpChannel, join_lines
 from shoal.runtime.team import Stopped, Team
 from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
 
@@ -47,11 +48,10 @@ def main() -> None:
     memory = Memory(memory_fd, orders.size)
     board = OpenBoard(orders.board, memory, check_parent)
     failures: list[Failure] = []
-    links: list[Links] = []
+    hall = _Hall(orders, memory, board)
     try:
-        hall = _Hall(orders, memory, board)
         if orders.lines is not None:
-            links.append(hall.join(socket.socket(fileno=listener[0])))
+            hall.join(orders.lines, socket.socket(fileno=listener[0]))
         teams = hall.teams()
         threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
         for thread in threads:
@@ -63,11 +63,11 @@ def main() -> None:
         pass
     except BaseException as error:
         failures.append(Failure(orders.seats[0], 0, error))
-    if failures:
-        report.write(json.dumps(_told(failures[0])) + "\n")
-        report.flush()
-    for one in links if not failures else []:
-        one.close()
+    said = _told(failures[0]) if failures else {"sent": hall.sent}
+    report.write(json.dumps(said) + "\n")
+    report.flush()
+    if not failures:
+        hall.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
@@ -157,6 +157,7 @@ class _Hall:
         held = board.read(SNAP)
         past = {name: held[name] for name in orders.past}
         self._start = Snapshot(orders.first, held, past)
+        self.close: Callable[[], None] = lambda: None  # once there are connections, ends them
         self._hear()
 
     def _hear(self) -> None:
@@ -167,10 +168,9 @@ class _Hall:
             gate = channel.turnstile.sheet.gate
             channel.turnstile.hear(of[gate.reader], of[gate.writer])
 
-    def join(self, listener: socket.socket) -> Links:
+    def join(self, lines: Lines, listener: socket.socket) -> None:
         """Connect with workers of other hosts, and open the channels to them."""
-        orders, lines = self._orders, self._orders.lines
-        assert lines is not None
+        orders = self._orders
         own = {orders.board.teams.index(seat) for seat in orders.seats}
         bells = [
             self._board.bell(n) if n in own else Silent() for n in range(len(orders.board.teams))
@@ -179,7 +179,13 @@ class _Hall:
         links, channels = join_lines(lines, orders.number, listener, self._board.check, of)
         self._channels |= channels
         self._board.look_out(links.check)
-        return links
+        self.close = links.close
+
+    @property
+    def sent(self) -> dict[str, Sent]:
+        """What this worker has sent to others' hosts, by channel."""
+        far = {n: c for n, c in self._channels.items() if isinstance(c, TcpChannel)}
+        return {name: channel.sent for name, channel in far.items() if channel.sent.messages}
 
     def teams(self) -> list[tuple[int, Team, list[Worker]]]:
         """The number, team and workers of each seat."""

@@ -7,7 +7,6 @@ holds more than one head. Whatever isn't expected exactly so is refused, and end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from struct import Struct
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ HEAD = Struct("<4sBBHHHQqQ")  # magic, version, kind, channel, end, nothing, num
 DATA, TAKEN, COUNT, ASK, GRANT, BYE = range(1, 7)
 KINDS = {DATA: "data", TAKEN: "taken", COUNT: "count", ASK: "ask", GRANT: "grant", BYE: "bye"}
 Key = tuple[int, int, int]  # kind, channel, end
+_NOBODY = (-1, 0, 0)
 
 
 class Frame(NamedTuple):
@@ -35,22 +35,19 @@ class Frame(NamedTuple):
         return HEAD.pack(MAGIC, VERSION, kind, channel, end, 0, number, stamp, length)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a connection may carry: for each kind, channel and end, the least and most bytes."""
+class Terms(NamedTuple):
+    """What a connection may carry: for each kind, channel and end, how long a body may be."""
 
-    bodies: Mapping[Key, tuple[int, int]]
-    order: Mapping[Key, int]  # which count of a reading's is whose
+    known: Mapping[Key, tuple[int, int, int]]  # which count is its, the least and most bytes
 
     @staticmethod
     def of(bodies: Mapping[Key, tuple[int, int]]) -> Terms:
-        """Terms that also let the other side end."""
+        """Terms with the least and most bytes of each; the other side may always end."""
         every = {**bodies, (BYE, 0, 0): (0, 0)}
-        return Terms(every, {key: i for i, key in enumerate(every)})
+        return Terms({key: (i, *bounds) for i, (key, bounds) in enumerate(every.items())})
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """Where a reader is: in a head, of which `head` has come, or in a frame with `left` to come."""
 
     terms: Terms
@@ -63,7 +60,7 @@ class Reading:
     @staticmethod
     def start(terms: Terms) -> Reading:
         """Nothing has come yet."""
-        return Reading(terms, (0,) * len(terms.order))
+        return Reading(terms, (0,) * len(terms.known))
 
     @property
     def wants(self) -> int:
@@ -116,17 +113,21 @@ def on_bytes(state: Reading, data: bytes) -> tuple[Reading, list[Event]]:
 
 def on_head(state: Reading, data: bytes) -> tuple[Reading, list[Event]]:
     """Some bytes of a head, at most as many as it wants."""
-    head = state.head + data
+    head = state.head + data if state.head else data
     if len(head) < HEAD.size:
-        return replace(state, head=head), []
-    frame, why = _read(state, head)
-    if frame is None:
-        return replace(state, head=b"", refused=why), [Refused(why)]
-    at = state.terms.order[frame[:3]]
-    numbers = (*state.numbers[:at], frame.number + 1, *state.numbers[at + 1 :])
-    if frame.length == 0:
-        return Reading(state.terms, numbers), [Begun(frame), Whole(frame)]
-    return Reading(state.terms, numbers, b"", frame, frame.length), [Begun(frame)]
+        return state._replace(head=head), []
+    magic, version, kind, channel, end, nothing, number, stamp, length = HEAD.unpack(head)
+    terms, numbers = state.terms, state.numbers
+    at, least, most = terms.known.get((kind, channel, end), _NOBODY)
+    agreed = magic == MAGIC and version == VERSION and not nothing
+    if not (agreed and at >= 0 and number == numbers[at] and least <= length <= most):
+        why = _why(state, head)
+        return state._replace(head=b"", refused=why), [Refused(why)]
+    frame = Frame(kind, channel, end, number, stamp, length)
+    numbers = (*numbers[:at], number + 1, *numbers[at + 1 :])
+    if length == 0:
+        return Reading(terms, numbers), [Begun(frame), Whole(frame)]
+    return Reading(terms, numbers, b"", frame, length), [Begun(frame)]
 
 
 def on_body(state: Reading, count: int) -> tuple[Reading, list[Event]]:
@@ -134,29 +135,21 @@ def on_body(state: Reading, count: int) -> tuple[Reading, list[Event]]:
     assert state.frame is not None
     assert 0 <= count <= state.left
     if count < state.left:
-        return replace(state, left=state.left - count), []
+        return state._replace(left=state.left - count), []
     return Reading(state.terms, state.numbers), [Whole(state.frame)]
 
 
-def _read(state: Reading, head: bytes) -> tuple[Frame | None, str]:
-    """The frame that a head begins, or why it is refused."""
-    magic, version, kind, channel, end, nothing, number, stamp, length = HEAD.unpack(head)
+def _why(state: Reading, head: bytes) -> str:
+    """Why a head is refused."""
+    magic, version, kind, channel, end, nothing, number, _, length = HEAD.unpack(head)
     if magic != MAGIC or nothing:
-        return None, "what came is no frame"
+        return "what came is no frame"
     if version != VERSION:
-        return None, f"a frame of version {version}, and this is version {VERSION}"
-    key = kind, channel, end
-    bounds = state.terms.bodies.get(key)
-    if bounds is None:
-        name = KINDS.get(kind, f"kind {kind}")
-        return None, f"{name} of end {end} on channel {channel}, which nobody sends here"
-    wanted = state.numbers[state.terms.order[key]]
-    if number != wanted:
-        return (
-            None,
-            f"{KINDS[kind]} {number} of end {end} on channel {channel}, and {wanted} is due",
-        )
-    least, most = bounds
-    if not least <= length <= most:
-        return None, f"a body of {length} bytes on channel {channel}, which has {least} to {most}"
-    return Frame(kind, channel, end, number, stamp, length), ""
+        return f"a frame of version {version}, and this is version {VERSION}"
+    at, least, most = state.terms.known.get((kind, channel, end), _NOBODY)
+    which = f"{KINDS.get(kind, f'kind {kind}')} {number} of end {end} on channel {channel}"
+    if at < 0:
+        return f"{which}, which nobody sends here"
+    if number != state.numbers[at]:
+        return f"{which}, and {state.numbers[at]} is due"
+    return f"{which} with a body of {length} bytes, which has {least} to {most}"

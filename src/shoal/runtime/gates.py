@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shoal.graph.ir import Value
 from shoal.planning.plan import Plan
-from shoal.planning.policy import Latest, Queue, takes_some
+from shoal.planning.policy import PLAIN, Latest, Packed, Queue, takes_some
 from shoal.planning.program import Channel
 from shoal.runtime.fire import Gate
 
@@ -69,6 +69,7 @@ class Sheet:
     cells: tuple[Cell, ...]
     writers: int
     rows: int
+    packing: Packed = PLAIN
 
     @property
     def readers(self) -> int:
@@ -88,7 +89,8 @@ def make_sheets(plan: Plan) -> dict[str, Sheet]:
 
 def _sheet(plan: Plan, channel: Channel) -> Sheet:
     cells = tuple(_cell(plan, channel.writer, v) for v in channel.values)
-    return Sheet(_gate(plan, channel, cells), cells, plan.ends(channel.writer), plan.graph.envs)
+    gate, writers = _gate(plan, channel, cells), plan.ends(channel.writer)
+    return Sheet(gate, cells, writers, plan.graph.envs, channel.packing)
 
 
 def _cell(plan: Plan, writer: str, value: str) -> Cell:

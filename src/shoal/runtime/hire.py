@@ -9,13 +9,13 @@ import cloudpickle
 
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
+from shoal.runtime.lines import Lines
 from shoal.runtime.operations import Program
 from shoal.runtime.orders import Group, Orders, Seat
 from shoal.runtime.pieces import lagged, make_plain_crew
 from shoal.runtime.rebuilt import Loop, environment
 from shoal.runtime.shm import Rings
 from shoal.runtime.snapshot import Snapshot
-from shoal.runtime.tcp import Lines
 from shoal.runtime.wiring import Crowd
 
 SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work

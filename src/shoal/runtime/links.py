@@ -7,11 +7,8 @@ wait for anybody, and nobody who sends can wait for ever on a worker that lives.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,17 +21,15 @@ from shoal.runtime import greeting
 from shoal.runtime.frames import BYE, HEAD, Begun, Frame, Reading, Refused, Terms, on_body, on_head
 from shoal.runtime.greeting import NotAdmitted, Pass
 from shoal.runtime.logs import Say, to_stderr
+from shoal.runtime.sockets import fill, is_delivered, send_all, some, tuned, why_of, within
 
 Address = tuple[str, int]
-LOOPBACK = "127.0.0.1"
 GREETING = 5.0  # seconds that who connects has to prove who it is
 PENDING = 32  # connections that may be proving it at once; more are turned away
 PATIENCE = 120.0  # seconds that workers wait for each other to start
 LINGER = 2.0  # seconds that what was sent has to arrive when a worker ends
 GRACE = 5.0  # seconds that somebody else has to say why a worker is gone
-BUFFERS = 4 << 20
-MOST_VIEWS = 512  # arrays that go in one call
-_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+AHEAD = 16 * HEAD.size  # bytes that may be read before it is known where they belong
 
 
 class Ears(Protocol):
@@ -47,17 +42,6 @@ class Ears(Protocol):
     def arrived(self, frame: Frame) -> None:
         """A frame has come whole."""
         ...
-
-
-def listen(host: str = LOOPBACK) -> socket.socket:
-    """A socket that workers of other hosts can connect to, at a free port."""
-    found = socket.create_server((host, 0), backlog=128, family=_family(host))
-    found.set_inheritable(True)
-    return found
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @dataclass
@@ -79,10 +63,11 @@ class Link:
             if self.ended:
                 return
             try:
-                if not self.lost and _send(self.sock, views, HEAD.size + frame.length, self.check):
+                if not self.lost:
+                    send_all(self.sock, views, HEAD.size + frame.length, self.check)
                     return
             except OSError as error:
-                self.lose(_why(error))
+                self.lose(why_of(error))
         self._bear()
 
     def _bear(self) -> None:
@@ -99,22 +84,32 @@ class Link:
             self.lost = why
 
     def read(self, terms: Terms, ears: Ears) -> None:
-        """Read frames until the other ends; what isn't a frame ends the connection."""
-        state, head = Reading.start(terms), bytearray(HEAD.size)
+        """Read frames until the other ends; what isn't a frame ends the connection.
+
+        Heads are read ahead, many at once where they have no bodies; bodies go where they belong.
+        """
+        state, ahead = Reading.start(terms), memoryview(bytearray(AHEAD))
+        first = last = 0  # what is read ahead and not looked at yet
         while True:
-            _fill(self.sock, [head])
-            state, events = on_head(state, bytes(head))
-            match events[0]:
-                case Refused(why):
-                    raise NotAdmitted(why)
-                case Begun(frame) if frame.kind == BYE:
-                    self.ended = True
-                    return
-                case Begun(frame):
-                    if frame.length:
-                        _fill(self.sock, ears.room(frame))
-                        state, _ = on_body(state, frame.length)
-                    ears.arrived(frame)
+            if last - first < HEAD.size:
+                ahead[: last - first] = bytes(ahead[first:last])
+                first, last = 0, last - first
+                last += some(self.sock, ahead[last:])
+                continue
+            state, events = on_head(state, bytes(ahead[first : first + HEAD.size]))
+            first += HEAD.size
+            event = events[0]
+            if isinstance(event, Refused):
+                raise NotAdmitted(event.why)
+            assert isinstance(event, Begun)
+            frame = event.frame
+            if frame.kind == BYE:
+                self.ended = True
+                return
+            if frame.length:
+                first += fill(self.sock, ears.room(frame), ahead[first:last])
+                state, _ = on_body(state, frame.length)
+            ears.arrived(frame)
 
     def close(self) -> None:
         """Say that this worker has ended, unless the other has."""
@@ -129,7 +124,7 @@ class Link:
         if self.lost or self.ended:
             return True
         try:
-            return _is_delivered(self.sock)
+            return is_delivered(self.sock)
         except OSError:
             return True
 
@@ -193,7 +188,7 @@ class Links:
 
     def _stand(self, other: int, sock: socket.socket) -> None:
         with self._news:
-            self.links[other] = Link(self.names[other], _tuned(sock), self._check)
+            self.links[other] = Link(self.names[other], tuned(sock), self._check)
             self._news.notify_all()
 
     def read(self, terms: Mapping[int, Terms], ears: Ears, wake: Callable[[], None]) -> None:
@@ -211,7 +206,7 @@ class Links:
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
         except (OSError, EOFError) as error:
-            link.lose(_why(error))
+            link.lose(why_of(error))
         except BaseException as error:
             link.lose(f"{type(error).__name__}: {error}")
             raise
@@ -260,7 +255,7 @@ class Links:
             nonce = os.urandom(greeting.NONCE)
             sock.settimeout(GREETING)
             sock.sendall(greeting.hello(nonce))
-            said = _within(sock, greeting.CLAIM.size, GREETING)
+            said = within(sock, greeting.CLAIM.size, GREETING)
             who, answer = greeting.welcome(self._known, self.me, nonce, said)
             if who not in others or who in self.links:
                 raise NotAdmitted(f"worker {who} isn't expected here")
@@ -269,7 +264,7 @@ class Links:
         except (NotAdmitted, OSError, EOFError) as error:
             sock.close()
             if not self._closed:
-                self._note(f"{host}: {error if isinstance(error, NotAdmitted) else _why(error)}")
+                self._note(f"{host}: {error if isinstance(error, NotAdmitted) else why_of(error)}")
         finally:
             self._pending.release()
 
@@ -284,7 +279,7 @@ class Links:
                 sock = socket.create_connection(address, timeout=GREETING)
                 return self._introduce(other, sock)
             except (NotAdmitted, OSError, EOFError) as error:
-                why = str(error) if isinstance(error, NotAdmitted) else _why(error)
+                why = str(error) if isinstance(error, NotAdmitted) else why_of(error)
                 if sock is not None:
                     sock.close()
             threading.Event().wait(pause)
@@ -296,97 +291,9 @@ class Links:
 
     def _introduce(self, other: int, sock: socket.socket) -> socket.socket:
         ends, mine = (self.me, other), os.urandom(greeting.NONCE)
-        said = _within(sock, greeting.HELLO.size, GREETING)
+        said = within(sock, greeting.HELLO.size, GREETING)
         sock.sendall(greeting.claim(self._known, ends, said, mine))
         nonces = mine + greeting.nonce_of(said)
-        answer = _within(sock, greeting.WELCOME.size, GREETING)
+        answer = within(sock, greeting.WELCOME.size, GREETING)
         greeting.check_welcome(self._known, ends, nonces, answer)
         return sock
-
-
-def _within(sock: socket.socket, count: int, seconds: float) -> bytes:
-    """Exactly so many bytes, all of them within so many seconds."""
-    found, until = b"", time.monotonic() + seconds
-    while len(found) < count:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        some = sock.recv(count - len(found))  # no more than that: what follows is for others
-        if not some:
-            raise EOFError
-        found += some
-    return found
-
-
-def _tuned(sock: socket.socket) -> socket.socket:
-    """A socket that sends at once, and notices when the other host is gone."""
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _ALIVE:
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
-    # Whoever sends looks around now and then, should all have to stop.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 200_000))
-    return sock
-
-
-def _send(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> bool:
-    """Send all of these buffers, which have `left` bytes together."""
-    if len(views) <= MOST_VIEWS:
-        with suppress(BlockingIOError):
-            left -= (sent := sock.sendmsg(views))
-            if not left:
-                return True
-            views = _after(views, sent)
-    while left:
-        try:
-            sent = sock.sendmsg(views[:MOST_VIEWS])
-        except BlockingIOError:
-            check()
-            continue
-        left -= sent
-        views = _after(views, sent)
-    return True
-
-
-def _fill(sock: socket.socket, views: Sequence[Any]) -> None:
-    """Wait until all these buffers are full."""
-    while views:
-        if len(views) == 1:
-            count = sock.recv_into(views[0], 0, socket.MSG_WAITALL)
-        else:
-            count = sock.recvmsg_into(views[:MOST_VIEWS], 0, socket.MSG_WAITALL)[0]
-        if count == 0:
-            raise EOFError
-        views = _after(views, count)
-
-
-def _after(views: Sequence[Any], done: int) -> list[Any]:
-    """What is left of buffers of bytes when so many of them are done with."""
-    for i, view in enumerate(views):
-        if done < len(view):
-            return [memoryview(view)[done:], *views[i + 1 :]]
-        done -= len(view)
-    return []
-
-
-def _is_delivered(sock: socket.socket) -> bool:
-    """Whether the other host has all that was sent."""
-    if not hasattr(termios, "TIOCOUTQ"):
-        return True
-    return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0] == 0
-
-
-def _why(error: BaseException) -> str:
-    match error:
-        case EOFError():
-            return "it ended without a word"
-        case ConnectionResetError() | BrokenPipeError():
-            return "it was cut off"
-        case TimeoutError():
-            return "no answer in time"
-    return str(error)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from shoal.planning.policy import Serve
 from shoal.runtime.board import Board
+from shoal.runtime.lines import Lines
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.shm import Rings
-from shoal.runtime.tcp import Lines
 from shoal.runtime.worker import Lagged
 
 Seat = tuple[str, int]  # a fragment, and which of its workers

@@ -22,6 +22,7 @@ from shoal.runtime.limit import Limit
 from shoal.runtime.machine import check_memory
 from shoal.runtime.memory import Room
 from shoal.runtime.operations import Program
+from shoal.runtime.packing import Sent, total
 from shoal.runtime.pieces import lagged, past_names
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Doors, Kept, Site
@@ -215,6 +216,12 @@ class Apart:
             if bad := bad_metrics(shown):
                 raise not_finite(self._plan, self._good(tick), tick, bad)
             yield tick, shown
+
+    def sent(self) -> dict[str, Sent]:
+        """What workers that have ended had sent to other hosts, by channel."""
+        told = self._sites.each("sent")
+        names = dict.fromkeys(name for one in told for name in one)
+        return {n: total(one[n] for one in told if n in one) for n in names}
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """What onlookers have shown, as far as `ready` has seen it come."""

@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -19,8 +19,9 @@ from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
+from shoal.runtime.packing import Sent
 from shoal.runtime.pieces import Inline, Pieces, Threaded
-from shoal.runtime.processes import processes
+from shoal.runtime.processes import Apart, processes
 from shoal.runtime.program import write_program
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.whole import Whole
@@ -76,6 +77,7 @@ class Result:
     compile_seconds: float
     seconds: float
     interrupted: bool = False
+    sent: Mapping[str, Sent] = field(default_factory=dict)  # between hosts, by channel
 
     @property
     def values(self) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def run(
                 last = time.perf_counter()
                 first = last if tick == start.tick else first
             end = going.final()
+            sent = going.sent() if isinstance(going, Apart) else {}
         except Failure as failure:
             raise explain(failure) from failure.error
         except BaseException:
@@ -159,7 +162,7 @@ def run(
         interrupted = stop.is_set()
     leaves = [end.values[name] for name in graph.inputs]
     tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
-    return Result(end, tree, first - began, last - first, interrupted)
+    return Result(end, tree, first - began, last - first, interrupted, sent)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:

@@ -15,9 +15,11 @@ import numpy as np
 
 from shoal.runtime.board import SNAP, Board, OpenBoard
 from shoal.runtime.fire import Replica
-from shoal.runtime.links import LOOPBACK, Address, listen
+from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders
+from shoal.runtime.packing import Sent, total
+from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
 
 Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
@@ -135,6 +137,12 @@ class Site:
         kept = {r: bank for r, bank in banks.items() if r in self._shows}
         kept = {r: bank for r, bank in kept.items() if self._board.ticks(bank)[r] >= 0}
         return self._board.shares(kept)
+
+    def sent(self) -> dict[str, Sent]:
+        """What workers of this site that have ended had sent to other hosts, by channel."""
+        told = [child.told.get("sent", {}) for child in self._children.values()]
+        names = dict.fromkeys(name for one in told for name in one)
+        return {n: total(one[n] for one in told if n in one) for n in names}
 
     def close(self) -> None:
         """End all workers, gently and then not."""

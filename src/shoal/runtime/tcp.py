@@ -10,82 +10,19 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shoal.planning.policy import Latest, takes_some
+from shoal.planning.policy import Latest, Packed, Queue, takes_some
 from shoal.runtime import frames
 from shoal.runtime.channels import Bell, Message, Receive, Taken, Turnstile
 from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key, Terms
-from shoal.runtime.gates import Sheet
-from shoal.runtime.greeting import Pass, digest
-from shoal.runtime.links import Address, Link, Links
+from shoal.runtime.lines import Lines, View
+from shoal.runtime.links import Link, Links
 from shoal.runtime.memory import Memory
-from shoal.runtime.shm import Rings, ShmChannel, key_data
-
-
-@dataclass(frozen=True)
-class Lines:
-    """All channels between hosts, as plain data: who holds which end, and where to reach them."""
-
-    rings: Rings
-    size: int
-    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
-    names: tuple[str, ...]  # of workers, as errors say them
-    addresses: tuple[Address, ...]
-    token: bytes
-
-    def __repr__(self) -> str:
-        return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
-
-    @property
-    def known(self) -> Pass:
-        """What both sides of a connection must agree on."""
-        sheets = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
-        return Pass(self.token, digest("\n".join([*sheets, repr(sorted(self.ends.items()))])))
-
-    def views(self) -> Iterator[View]:
-        """Every channel."""
-        for number, ring in enumerate(self.rings.rings.values()):
-            gate = ring.sheet.gate
-            yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
-
-    def others(self, me: int) -> frozenset[int]:
-        """The workers that one worker is connected with."""
-        pairs = {pair for view in self.views() for pair in view.pairs()}
-        return frozenset(b if a == me else a for a, b in pairs if me in (a, b))
-
-
-@dataclass(frozen=True)
-class View:
-    """A channel's number and sheet, and which worker holds each end."""
-
-    number: int
-    sheet: Sheet
-    writers: tuple[int, ...]
-    readers: tuple[int, ...]
-
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """Workers that have something to tell each other, smaller number first."""
-        for writer, worker in enumerate(self.writers):
-            found = {self.readers[r] for r in self.sheet.gate.readers.get(writer, ())}
-            for other in (found | self.beside(writer)) - {worker}:
-                yield min(worker, other), max(worker, other)
-
-    def beside(self, writer: int) -> set[int]:
-        """Workers whose ends may not fall far behind this writer's, because one reads both."""
-        gate = self.sheet.gate
-        if not isinstance(gate.flow, Latest):
-            return set()
-        ends = {w for r in gate.readers.get(writer, ()) for w in gate.sources[r]}
-        return {self.writers[w] for w in ends}
-
-    def taking(self, writer: int, worker: int) -> tuple[int, ...]:
-        """The ends of a worker that take from a writer's end."""
-        ends = self.sheet.gate.readers.get(writer, ())
-        return tuple(r for r in ends if self.readers[r] == worker)
+from shoal.runtime.packing import Parcel, Sent, raw, total
+from shoal.runtime.shm import ShmChannel, Target, key_data
 
 
 class TcpChannel:
@@ -97,6 +34,9 @@ class TcpChannel:
         self._sheet, self._gate, me = view.sheet, view.sheet.gate, links.me
         self._is_news = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
+        # A long queue needn't hear of every message that was taken, as long as it has room left.
+        is_long = isinstance(self._gate.flow, Queue) and not self._is_some
+        self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
         self._ways = {w: list(self._ways_from(w)) for w in mine}
         self._is_near = {w: bool(view.taking(w, me)) for w in mine}
@@ -108,7 +48,8 @@ class TcpChannel:
         for other in sorted({view.readers[r] for r in self._gate.readers.get(writer, ())}):
             if other != self._links.me:
                 parts = self._ring.rooms(writer, 0, view.taking(writer, other))
-                yield _Way(self._links.links[other], (view.number, writer), parts)
+                link, name = self._links.links[other], (view.number, writer)
+                yield _Way(link, name, parts, self._sheet.packing)
 
     def _make_admission(self, mine: Sequence[int]) -> _Asking | _Granting | None:
         if not (self._is_news and self._gate.admits):
@@ -163,8 +104,16 @@ class TcpChannel:
                 if writers[w] != me:
                     self.tell(writers[w], Frame(TAKEN, number, w, n))
             return
-        for other in {writers[w] for w, _ in turns} - {me}:
-            self.tell(other, Frame(TAKEN, number, end, turns[0][1]))
+        latest = turns[0][1]
+        if (latest + 1) % self._together == 0:
+            for other in {writers[w] for w, _ in turns} - {me}:
+                self.tell(other, Frame(TAKEN, number, end, latest // self._together))
+
+    @property
+    def sent(self) -> Sent:
+        """What this worker has sent on it."""
+        ways = [way for ways in self._ways.values() for way in ways]
+        return total(way.sent for way in ways)
 
     # What others send.
 
@@ -173,11 +122,12 @@ class TcpChannel:
         slots = self._rooms.get(frame.end) or self._make_rooms(frame.end)
         if self._is_news:
             self._ring.begin_landing(frame.end, frame.number)
-        return slots[frame.number % len(slots)].views
+        return slots[frame.number % len(slots)].views(frame.length)
 
     def _make_rooms(self, writer: int) -> list[_Room]:
         readers = self._view.taking(writer, self._links.me)
-        found = [_Room(self._ring.rooms(writer, s, readers)) for s in range(self._ring.slots)]
+        how = self._sheet.packing
+        found = [_Room(self._ring.rooms(writer, s, readers), how) for s in range(self._ring.slots)]
         self._rooms[writer] = found
         return found
 
@@ -187,10 +137,10 @@ class TcpChannel:
         match frame.kind:
             case frames.DATA:
                 slots = self._rooms[end]
-                slots[frame.number % len(slots)].settle()
+                slots[frame.number % len(slots)].settle(frame.length)
                 self._ring.end_landing(end, frame.number, frame.stamp)
             case frames.TAKEN:
-                stile.counts.takes[end] = frame.number + 1
+                stile.counts.takes[end] = (frame.number + 1) * self._together
                 for bell in stile.writers[0 if self._is_some else end] if stile.writers else ():
                     bell.ring()
             case frames.COUNT:
@@ -207,8 +157,8 @@ class TcpChannel:
         for writer, worker in enumerate(view.writers):
             readers = view.taking(writer, me)
             if worker == other and readers:
-                size = sum(room.nbytes for room, *_ in self._ring.rooms(writer, 0, readers))
-                yield (DATA, view.number, writer), (size, size)
+                rooms = self._ring.rooms(writer, 0, readers)
+                yield (DATA, view.number, writer), _parcel(rooms, self._sheet.packing).bounds
             if worker == other and me in view.beside(writer):
                 yield (COUNT, view.number, writer), (0, 0)
             if worker == me:
@@ -224,51 +174,54 @@ class TcpChannel:
 class _Way:
     """The way of one end's messages to one other worker."""
 
-    def __init__(self, link: Link, name: tuple[int, int], rooms: list[tuple]) -> None:
+    def __init__(self, link: Link, name: tuple[int, int], rooms: list[Target], how: Packed) -> None:
         self._link, self._name = link, name
-        self._parts = [
-            (name, is_key, rows, np.empty(room.shape, room.dtype))
-            for room, name, is_key, rows in rooms
-        ]
-        self._length = sum(room.nbytes for room, *_ in rooms)
+        self._parts = [(name, is_key, rows) for _, name, is_key, rows in rooms]
+        self._parcel = _parcel(rooms, how)
+        self.sent = Sent()
 
     def send(self, message: Message, number: int, version: int) -> None:
         """Send arrays from where they lie, if they lie as they have to."""
-        views = []
-        for name, is_key, rows, spare in self._parts:
+        values = []
+        for name, is_key, rows in self._parts:
             x = message[name]
             x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
-            if rows is not None:
-                x = x[rows]
-            if x.shape != spare.shape or x.dtype != spare.dtype or not x.flags.c_contiguous:
-                spare[...] = x
-                x = spare
-            views.append(_raw(x))
-        self._link.send(Frame(DATA, *self._name, number, version, self._length), views)
+            values.append(x if rows is None else x[rows])
+        views, length = self._parcel.pack(values)
+        self._link.send(Frame(DATA, *self._name, number, version, length), views)
+        count, plain, packed = self.sent
+        self.sent = Sent(count + 1, plain + self._parcel.plain, packed + length)
 
 
 class _Room:
-    """Where one message comes to lie; arrays with gaps are read beside it and then moved."""
+    """Where one message comes to lie; what lies otherwise on the way is read beside it."""
 
-    def __init__(self, rooms: list[tuple]) -> None:
-        self.views: list[Any] = []
-        self._moves: list[tuple[np.ndarray, np.ndarray]] = []
-        for room, *_ in rooms:
-            if not room.flags.c_contiguous:
-                beside = np.empty(room.shape, room.dtype)
-                self._moves.append((room, beside))
-                room = beside
-            self.views.append(_raw(room))
+    def __init__(self, rooms: list[Target], how: Packed) -> None:
+        self._rooms = [room for room, *_ in rooms]
+        self._parcel = _parcel(rooms, how)
+        parts = list(zip(self._rooms, self._parcel.arrays, strict=True))
+        direct = [room.flags.c_contiguous and room.dtype == x.dtype for room, x in parts]
+        self._moves = [pair for pair, is_direct in zip(parts, direct, strict=True) if not is_direct]
+        pairs = zip(parts, direct, strict=True)
+        self._views = [raw(room if is_direct else x) for (room, x), is_direct in pairs]
 
-    def settle(self) -> None:
-        """All has come: move what is to lie elsewhere."""
-        for room, beside in self._moves:
-            room[...] = beside
+    def views(self, length: int) -> list[Any]:
+        """Buffers for so many bytes."""
+        return [self._parcel.room(length)] if self._parcel.is_squeezed else self._views
+
+    def settle(self, length: int) -> None:
+        """All has come: unpack it, and move what is to lie elsewhere."""
+        if self._parcel.is_squeezed:
+            self._parcel.unpack(length)
+            for room, x in zip(self._rooms, self._parcel.arrays, strict=True):
+                room[...] = x
+            return
+        for room, x in self._moves:
+            room[...] = x
 
 
-def _raw(x: np.ndarray) -> np.ndarray:
-    """An array as bytes, without a copy."""
-    return x.reshape(-1).view(np.uint8)
+def _parcel(rooms: list[Target], how: Packed) -> Parcel:
+    return Parcel([(room.shape, room.dtype) for room, *_ in rooms], how)
 
 
 class _Asking:

@@ -10,10 +10,11 @@ from shoal.errors import PlaceError
 from shoal.planning.policy import takes_some
 from shoal.runtime.gates import Sheet
 from shoal.runtime.greeting import TOKEN
+from shoal.runtime.lines import Lines
 from shoal.runtime.links import Address
 from shoal.runtime.memory import Room
+from shoal.runtime.packing import check_packing
 from shoal.runtime.shm import Rings
-from shoal.runtime.tcp import Lines
 
 Sheets = Mapping[str, Sheet]
 
@@ -64,6 +65,8 @@ def make_lines(far: Sheets, crowd: Crowd, addresses: Sequence[Address]) -> Lines
     """The channels between hosts, with a token of their own; None if there are none."""
     if not far:
         return None
+    for sheet in far.values():
+        check_packing(sheet.packing)
     room = Room()
     rings = Rings.plan(far, room)
     return Lines(rings, room.size, crowd.ends, crowd.names, tuple(addresses), os.urandom(TOKEN))

@@ -1,0 +1,74 @@
+"""Channels between hosts as plain data: who holds which end, and who has to do with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shoal.planning.policy import Latest
+from shoal.runtime.gates import Sheet
+from shoal.runtime.greeting import Pass, digest
+from shoal.runtime.links import Address
+from shoal.runtime.shm import Rings
+
+
+@dataclass(frozen=True)
+class Lines:
+    """All channels between hosts, as plain data: who holds which end, and where to reach them."""
+
+    rings: Rings
+    size: int
+    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
+    names: tuple[str, ...]  # of workers, as errors say them
+    addresses: tuple[Address, ...]
+    token: bytes
+
+    def __repr__(self) -> str:
+        return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
+
+    @property
+    def known(self) -> Pass:
+        """What both sides of a connection must agree on."""
+        sheets = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
+        return Pass(self.token, digest("\n".join([*sheets, repr(sorted(self.ends.items()))])))
+
+    def views(self) -> Iterator[View]:
+        """Every channel."""
+        for number, ring in enumerate(self.rings.rings.values()):
+            gate = ring.sheet.gate
+            yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
+
+    def others(self, me: int) -> frozenset[int]:
+        """The workers that one worker is connected with."""
+        pairs = {pair for view in self.views() for pair in view.pairs()}
+        return frozenset(b if a == me else a for a, b in pairs if me in (a, b))
+
+
+@dataclass(frozen=True)
+class View:
+    """A channel's number and sheet, and which worker holds each end."""
+
+    number: int
+    sheet: Sheet
+    writers: tuple[int, ...]
+    readers: tuple[int, ...]
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Workers that have something to tell each other, smaller number first."""
+        for writer, worker in enumerate(self.writers):
+            found = {self.readers[r] for r in self.sheet.gate.readers.get(writer, ())}
+            for other in (found | self.beside(writer)) - {worker}:
+                yield min(worker, other), max(worker, other)
+
+    def beside(self, writer: int) -> set[int]:
+        """Workers whose ends may not fall far behind this writer's, because one reads both."""
+        gate = self.sheet.gate
+        if not isinstance(gate.flow, Latest):
+            return set()
+        ends = {w for r in gate.readers.get(writer, ()) for w in gate.sources[r]}
+        return {self.writers[w] for w in ends}
+
+    def taking(self, writer: int, worker: int) -> tuple[int, ...]:
+        """The ends of a worker that take from a writer's end."""
+        ends = self.sheet.gate.readers.get(writer, ())
+        return tuple(r for r in ends if self.readers[r] == worker)

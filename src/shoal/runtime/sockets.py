@@ -1,0 +1,125 @@
+"""Sockets: how whole buffers are sent and filled, and what is said when that fails."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+MOST_VIEWS = 512  # arrays that go in one call
+_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+def listen(host: str = LOOPBACK) -> socket.socket:
+    """A socket that workers of other hosts can connect to, at a free port."""
+    found = socket.create_server((host, 0), backlog=128, family=_family(host))
+    found.set_inheritable(True)
+    return found
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def within(sock: socket.socket, count: int, seconds: float) -> bytes:
+    """Exactly so many bytes, all of them within so many seconds."""
+    found, until = b"", time.monotonic() + seconds
+    while len(found) < count:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
+        some = sock.recv(count - len(found))  # no more than that: what follows is for others
+        if not some:
+            raise EOFError
+        found += some
+    return found
+
+
+def tuned(sock: socket.socket) -> socket.socket:
+    """A socket that sends at once, and notices when the other host is gone."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+    # Whoever sends looks around now and then, should all have to stop.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 200_000))
+    return sock
+
+
+def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> None:
+    """Send all of these buffers of bytes, which have `left` bytes together."""
+    while left:
+        try:
+            sent = sock.sendmsg(views if len(views) <= MOST_VIEWS else views[:MOST_VIEWS])
+        except BlockingIOError:
+            check()
+            continue
+        left -= sent
+        if left:
+            views = _after(views, sent)
+
+
+def some(sock: socket.socket, view: memoryview) -> int:
+    """Wait for at least one byte."""
+    count = sock.recv_into(view)
+    if count == 0:
+        raise EOFError
+    return count
+
+
+def fill(sock: socket.socket, views: Sequence[Any], ahead: memoryview) -> int:
+    """Wait until all these buffers are full; how many bytes of them had been read ahead."""
+    used = 0
+    while views and used < len(ahead):
+        view = memoryview(views[0])
+        count = min(len(view), len(ahead) - used)
+        view[:count] = ahead[used : used + count]
+        used += count
+        views = _after(views, count)
+    while views:
+        if len(views) == 1:
+            count = sock.recv_into(views[0], 0, socket.MSG_WAITALL)
+        else:
+            count = sock.recvmsg_into(views[:MOST_VIEWS], 0, socket.MSG_WAITALL)[0]
+        if count == 0:
+            raise EOFError
+        views = _after(views, count)
+    return used
+
+
+def _after(views: Sequence[Any], done: int) -> list[Any]:
+    """What is left of buffers of bytes when so many of them are done with."""
+    for i, view in enumerate(views):
+        if done < len(view):
+            return [memoryview(view)[done:], *views[i + 1 :]]
+        done -= len(view)
+    return []
+
+
+def is_delivered(sock: socket.socket) -> bool:
+    """Whether the other host has all that was sent."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return True
+    return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0] == 0
+
+
+def why_of(error: BaseException) -> str:
+    """What became of a connection, in words."""
+    match error:
+        case EOFError():
+            return "it ended without a word"
+        case ConnectionResetError() | BrokenPipeError():
+            return "it was cut off"
+        case TimeoutError():
+            return "no answer in time"
+    return str(error)

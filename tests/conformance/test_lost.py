@@ -1,0 +1,82 @@
+"""A worker of another host dies at any point of a message: whole messages only, and its name."""
+
+import pytest
+
+from conformance.lines import PROCESSES, Meeting, die, made, make_sheet, read, wait_put, write
+from conformance.wired import SIDES
+from shoal.errors import RunError
+from shoal.planning.policy import Lockstep, Queue
+from shoal.runtime import links
+
+
+class Half:
+    """A socket that dies when half of what it is given is sent."""
+
+    def __init__(self, sock):
+        self._sock = sock
+
+    def sendmsg(self, views):
+        data = b"".join(bytes(view) for view in views)
+        self._sock.sendall(data[: len(data) // 2])
+        die()
+
+
+def send_and_die(hall, end, whole, point):
+    """Put so many messages, and die at some point of the next."""
+    write(hall, end, 0, whole)
+    wait_put(hall, end)
+    channel = hall.channels["c"]
+    if point == "half sent":
+        for way in channel.writer(end)._ways[end]:
+            way._link.sock = Half(way._link.sock)
+    if point != "before":
+        channel.put(end, made(channel.sheet, end, whole), whole)
+    die()
+
+
+def read_on(hall, end):
+    """Take what comes."""
+    links.GRACE = 0.1
+    return read(hall, end, 10**9)
+
+
+def read_and_die(hall, end, whole):
+    """Take so many messages and die."""
+    read(hall, end, whole)
+    die()
+
+
+def write_on(hall, end):
+    """Put what there is room for."""
+    links.GRACE = 0.1
+    return write(hall, end, 0, 10**9)
+
+
+SIDES |= {"send_and_die": "w", "read_on": "r", "read_and_die": "r", "write_on": "w"}
+LOST = r"the connection to worker {}\[0\] is lost: it (ended without a word|was cut off)"
+
+
+@pytest.mark.parametrize("point", ["before", "half sent", "after"])
+@pytest.mark.parametrize("flow", [Lockstep(0), Queue(8), Queue(2, 1)], ids=str)
+def test_of_a_writer_that_dies_whole_messages_are_seen_and_its_name_is_told(flow, point):
+    meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
+    victim = meeting.start(send_and_die, 0, 5, point)
+    reader = meeting.start(read_on, 0)
+    assert victim.gone() == -9
+    with pytest.raises(RunError, match=LOST.format("w")):
+        reader.result()
+    taken = meeting.stile.counts.takes[0]
+    # What was sent and not read when the kernel closed the connection may be lost with it.
+    assert taken <= 5 + (point == "after")
+    if isinstance(flow, Lockstep):
+        assert taken >= 5 - meeting.stile.sheet.gate.capacity
+
+
+@pytest.mark.parametrize("flow", [Lockstep(0), Queue(8)], ids=str)
+def test_of_a_reader_that_dies_the_writer_is_told(flow):
+    meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
+    victim = meeting.start(read_and_die, 0, 5)
+    writer = meeting.start(write_on, 0)
+    assert victim.gone() == -9
+    with pytest.raises(RunError, match=LOST.format("r")):
+        writer.result()
