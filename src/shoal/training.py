@@ -40,7 +40,7 @@ from shoal.records import (
 from shoal.runtime.logs import listening
 from shoal.runtime.machine import this_machine
 from shoal.runtime.packing import total
-from shoal.runtime.run import Result, Watching, check_backend, run
+from shoal.runtime.run import Result, Watching, check_backend, fresh_start, run
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
 
@@ -262,10 +262,9 @@ def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
             progress.say(line)
 
         with listening(say), environments_closed():
-            state = drawn.graph.origin.start(seed, job.envs)
-            result = run(
-                drawn, backend, ticks=job.ticks, state=state, watch=Watching(watch, look=look)
-            )
+            # The start is made in the call, so that nobody else holds what may be large.
+            how_far = {"ticks": job.ticks, "watch": Watching(watch, look=look)}
+            result = run(drawn, backend, state=fresh_start(drawn.graph, seed), **how_far)
         _finish(summary, result, steps, episodes)
         summary.update(lags.told())
         summary.update(_told_sent(result))

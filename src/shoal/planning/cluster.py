@@ -22,11 +22,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine: its CPU slots and its devices."""
+    """A machine: its CPU slots and its devices; `memory` in bytes, 0 when unknown."""
 
     name: str
     cpus: int
     devices: tuple[Device, ...]
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stages
-from shoal.graph.words import name_text
+from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
 from shoal.planning.paces import serving, some_first
@@ -233,8 +233,7 @@ def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
 
 def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
     """Places that can't hold what their fragments carry and receive."""
-    held: dict[Place, int] = {}
-    room = {p: p.device.memory for places in plan.places.values() for p in places}
+    held: dict[str, list[tuple[int, str]]] = {}
     for fragment in plan.distribution.fragments:
         carried = [
             v
@@ -242,18 +241,31 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
             if fragment.name in plan.sites.holders(after, plan.homes)
         ]
         taken = [v for c in plan.channels if c.reader == fragment.name for v in c.values]
-        values = [plan.graph.values[v] for v in {*carried, *taken}]
         for place in plan.places[fragment.name]:
-            share = sum(
-                v.nbytes // (fragment.replicas if v.axis is not None else 1) for v in values
-            )
-            held[place] = held.get(place, 0) + share
-    for place, size in held.items():
-        if room[place] and size > room[place]:
+            for name in {*carried, *taken}:
+                value = plan.graph.values[name]
+                share = value.nbytes // (fragment.replicas if value.axis is not None else 1)
+                held.setdefault(_room_of(place), []).append((share, name))
+    room = {_room_of(p): _memory(plan, p) for places in plan.places.values() for p in places}
+    for where, shares in held.items():
+        size, (most, name) = sum(share for share, _ in shares), max(shares)
+        if room[where] and size > room[where]:
             yield CutError(
-                f"{place} would hold {size / 2**30:.1f} GiB and has {room[place] / 2**30:.1f} GiB",
+                f"{where} would hold {size_text(size)} and has {size_text(room[where])}; the most "
+                f"is `{name_text(name)}`, {size_text(most)}",
                 "Use fewer environments, smaller carried state, or more places.",
             )
+
+
+def _room_of(place: Place) -> str:
+    """Whose memory a place uses: CPUs share their host's."""
+    return place.host if place.device.kind == "cpu" else str(place)
+
+
+def _memory(plan: Plan, place: Place) -> int:
+    """Bytes that there are for a place, 0 when unknown."""
+    hosts = {host.name: host.memory for host in plan.cluster.hosts}
+    return hosts[place.host] if place.device.kind == "cpu" else place.device.memory
 
 
 def _replicated(plan: Plan) -> Iterator[tuple]:

@@ -24,6 +24,8 @@ from shoal.planning.policy import (
 from shoal.planning.program import Channel, Instruction, project
 from shoal.planning.show import plan_json, plan_text
 
+MOST_COPIED = 2**28  # bytes of carried state; of more, none is kept but the one that is used
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -125,6 +127,12 @@ class Plan:
             return 1
         writers = self.distribution.ends(channel.writer)
         return writers if value.part and writers > 1 else self.ends(channel.reader)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether what is carried is small enough to keep copies of, to go back to."""
+        changed = [self.graph.values[b] for b, a in self.graph.carry if a != b]
+        return sum(v.nbytes for v in changed) <= MOST_COPIED
 
     def __str__(self) -> str:
         return plan_text(self)

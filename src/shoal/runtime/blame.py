@@ -24,6 +24,14 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
     A plan computes the same numbers every time, so the replay finds the last good state and the
     stage that spoiled it.
     """
+    if not plan.is_copied:
+        return NotFiniteError(
+            f"`{bad[0]}` is not finite at tick {tick}",
+            "Lower the learning rate or clip gradients; which stage made it can't be told, since "
+            "what is carried is too large for copies to be kept of it.",
+            "",
+            tick,
+        )
     if any(stage.host for stage in plan.graph.stages) or plan.free or any_latest(plan):
         return _not_replayed(good, tick, bad)
     delayed = Delayed(plan)

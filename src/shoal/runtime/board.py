@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.planning.plan import MOST_COPIED
 from shoal.runtime.fire import Replica
 from shoal.runtime.gates import Cell
 from shoal.runtime.memory import LINE, FutexBell, Memory, Room, fence
@@ -75,9 +76,10 @@ class Board:
         """Take as much room as it all needs."""
         words, started = room.take(5 * LINE), room.take(len(teams) * LINE)
         bells = room.take((len(teams) + 1) * LINE)
+        few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
-            {name: room.take(_size(cell, rows)) for name, cell in cells.items()}
-            for _ in range(SNAP + 1)
+            {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
+            for bank in range(SNAP + 1)
         )
         marks = room.take(len(posts) * (SNAP + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
@@ -191,7 +193,9 @@ class OpenBoard:
         return tick < self._words[TICKS]
 
     def write(self, bank: int, replica: Replica, tick: int, values: Mapping[str, Any]) -> None:
-        """Keep an end's share of what is carried, as it is before `tick`."""
+        """Keep an end's share of what is carried, as it is before `tick`, if there is room."""
+        if not self._board.kept[bank]:
+            return
         mark = self._mark(bank, replica)
         self._marks[mark] = 0
         for name, x in values.items():

@@ -33,6 +33,7 @@ class CompiledCrew:
         self.lowering = Lowering(plan, program.fragment)
         self.is_served = plan.distribution.clients(program.fragment) is not None
         self.is_free = program.fragment in plan.free
+        self.is_copied = plan.is_copied
         self.rows = plan.graph.envs // plan.ends(program.fragment)
         self.tasks = make_tasks(self.lowering, program)
         segments = [op for op in walk(program.operations) if isinstance(op, Segment)]
@@ -100,6 +101,15 @@ class CompiledCrew:
             return raw(x)
         x = wrapped(x) if isinstance(x, np.ndarray) and self._are_keys([name])[0] else x
         return jax.device_put(jnp.copy(x), self.lowering.sharding(name, end))
+
+    def is_alone(self, name: str) -> bool:
+        """Whether a carried value is one end's alone, as it lies: on this end's own device."""
+        plan = self.plan
+        after = dict(plan.graph.carry).get(name, name)
+        holders = plan.sites.holders(after, plan.homes)
+        alone = holders == {self.program.fragment} and plan.ends(self.program.fragment) == 1
+        on_device = self.lowering.mesh is None and self.lowering.local == jax.devices()[0]
+        return alone and after != name and on_device and not self.is_raw
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
         """A message where segments want it: on the device, or for a server's rows in memory.

@@ -13,6 +13,8 @@ from shoal.errors import PlaceError, RunError
 from shoal.graph.words import size_text
 from shoal.planning.cluster import Cluster, Device, Host
 
+UNKNOWN = 2**62  # bytes
+
 
 def this_machine() -> Cluster:
     """The cores and JAX devices of this machine."""
@@ -23,7 +25,9 @@ def this_machine() -> Cluster:
         Device(d.platform, d.id if d.platform != "cpu" else i, _memory(d))
         for i, d in enumerate(found)
     )
-    return Cluster((Host("host0", os.cpu_count() or 1, _numbered(devices)),))
+    left = free_memory()
+    memory = left if left < UNKNOWN else 0
+    return Cluster((Host("host0", os.cpu_count() or 1, _numbered(devices), memory),))
 
 
 def _numbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -64,7 +68,7 @@ def check_memory(size: int) -> int:
 
 def free_memory() -> int:
     """Bytes of memory that are free, also within this process's control group."""
-    left = 2**62
+    left = UNKNOWN
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable"):

@@ -24,7 +24,14 @@ from shoal.runtime.limit import Limit
 from shoal.runtime.lower import Lowering
 from shoal.runtime.operations import Program
 from shoal.runtime.plain import PlainCrew
-from shoal.runtime.snapshot import Asked, Share, Snapshot, past_name, value_of
+from shoal.runtime.snapshot import (
+    Asked,
+    Share,
+    Snapshot,
+    check_complete,
+    past_name,
+    value_of,
+)
 from shoal.runtime.team import Team
 from shoal.runtime.threads import ThreadBell, Threads
 from shoal.runtime.worker import Lagged, Runs, Worker
@@ -82,6 +89,8 @@ class Pieces:
         for line in lagged(plan):
             for worker in self._of(line.writer):
                 worker.prime(line)
+        if not plan.is_copied:
+            self._start = start.without(b for b, a in plan.graph.carry if a != b)
 
     @property
     def teams_named(self) -> list[tuple[str, int]]:
@@ -135,7 +144,7 @@ class Pieces:
         ticks = {w.tick for w in counted}
         if len(ticks) == 1 and not any(w.broken for w in counted):
             return self._whole({w.replica: _newest(w) for w in self.workers})
-        return self._good(min(ticks))
+        return check_complete(self._good(min(ticks)), self._plan.graph.inputs)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
         """Run segments that ends of a server ask for; whose they are shows by themselves."""

@@ -26,6 +26,7 @@ class PlainCrew:
     rows: int
     is_free: bool
     is_served: bool = False
+    is_copied: bool = True
 
     def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
         """Nothing of it is compiled."""
@@ -38,6 +39,10 @@ class PlainCrew:
             return np.array(x)
         rows = x.shape[axis] // self.ends
         return np.array(x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)])
+
+    def is_alone(self, name: str) -> bool:
+        """NumPy has memory of its own."""
+        return False
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
         """A message in memory of the crew's own."""

@@ -26,7 +26,7 @@ from shoal.runtime.packing import Sent, total
 from shoal.runtime.pieces import lagged, past_names
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Doors, Kept, Site
-from shoal.runtime.snapshot import Snapshot, value_of
+from shoal.runtime.snapshot import Snapshot, check_complete, value_of
 from shoal.runtime.spawn import told_error
 from shoal.runtime.wiring import divide, make_lines
 
@@ -155,6 +155,8 @@ class Apart:
         self._limit = limit
         given = {n: raw(x) for n, x in {**self._start.past, **self._start.values}.items()}
         given = {name: given[name] for name in self._layout.cells if name in given}
+        if not self._plan.is_copied:
+            self._start = self._start.without(b for b, a in self._plan.graph.carry if a != b)
         at = {number: place for held, doors in zip(self._held, self._doors, strict=True)
               for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
         addresses = [at[number][0] for number in sorted(at)]
@@ -244,7 +246,8 @@ class Apart:
             newest = self._newest()
             banks = {r: FINAL if t >= 0 else newest[r] for r, t in ended.items()}
             return self._whole(banks, self._counted(ended))
-        return self._good(min((t for t in counted.values() if t >= 0), default=2**62))
+        good = self._good(min((t for t in counted.values() if t >= 0), default=2**62))
+        return check_complete(good, self._plan.graph.inputs)
 
     def _kept(self) -> Kept:
         """Before which tick each end kept what each bank holds, over all sites."""

@@ -141,14 +141,16 @@ def run(
     start = as_snapshot(graph, state)
     began = time.perf_counter()
     going, limit = make_run(plan, backend, start), Limit(ticks, start.tick)
+    begun = start.tick
+    del start, state  # what is large is held once
     watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
     first = last = began
     with stoppable(limit) as stop:
         going.start(limit)
         try:
-            for tick in _watched(going, limit, watching, start.tick):
+            for tick in _watched(going, limit, watching, begun):
                 last = time.perf_counter()
-                first = last if tick == start.tick else first
+                first = last if tick == begun else first
             end = going.final()
             sent = going.sent() if isinstance(going, Apart) else {}
         except Failure as failure:
@@ -169,8 +171,15 @@ def as_snapshot(graph: Graph, state: Any) -> Snapshot:
     """What a run starts from: a snapshot, an algorithm's tree, or nothing but seed 0."""
     if isinstance(state, Snapshot):
         return state
-    tree = graph.origin.start(0, graph.envs) if state is None else state
-    return Snapshot(0, dict(zip(graph.inputs, jax.tree.leaves(tree), strict=True)))
+    if state is None:
+        return fresh_start(graph, 0)
+    return Snapshot(0, dict(zip(graph.inputs, jax.tree.leaves(state), strict=True)))
+
+
+def fresh_start(graph: Graph, seed: int) -> Snapshot:
+    """What a run that nothing came before starts from; the run may use it up."""
+    leaves = jax.tree.leaves(graph.origin.start(seed, graph.envs))
+    return Snapshot(0, dict(zip(graph.inputs, leaves, strict=True)), is_owned=True)
 
 
 def check_backend(name: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from shoal.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,23 @@ class Snapshot:
     tick: int
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
+    is_owned: bool = False  # nobody else holds these arrays: a run may use them up
+
+    def without(self, names: Iterable[str]) -> Snapshot:
+        """What is left of it when these values are given away."""
+        gone = set(names)
+        return replace(self, values={n: x for n, x in self.values.items() if n not in gone})
+
+
+def check_complete(snapshot: Snapshot, names: Iterable[str]) -> Snapshot:
+    """`snapshot` if it has all these values."""
+    if missing := [name for name in names if name not in snapshot.values]:
+        raise RunError(
+            f"the run was stopped in the middle of a tick, and its state (`{missing[0]}`) is too "
+            "large for copies to be kept of it",
+            "Let a run end with its ticks, or carry less.",
+        )
+    return snapshot
 
 
 class Share(NamedTuple):

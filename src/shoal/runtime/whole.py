@@ -76,18 +76,23 @@ class Whole:
     def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
         self._plan, self._program, self._values = plan, program, dict(start.values)
         self._lowering = Lowering(plan, program.fragment)
+        self._is_copied = plan.is_copied
+        self._uses_up = start.is_owned and not plan.is_copied
         self._carry = [self._place(b) for b, _ in program.carry]
         self._constants = [self._place(c) for c in program.constants]
+        if not plan.is_copied:
+            self._values = dict(start.without(b for b, _ in program.carry).values)
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
         self._first = self._done = start.tick
-        self._kept = start.tick, [self._values[b] for b, _ in program.carry]
+        self._kept = start.tick, [self._values.get(b) for b, _ in program.carry]
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
 
     def _place(self, name: str) -> Any:
         where = self._lowering.sharding(name, 0)
-        return jax.device_put(jnp.copy(self._values[name]), where)
+        x = self._values[name]
+        return jax.device_put(x if self._uses_up else jnp.copy(x), where)
 
     def start(self, limit: Limit) -> None:
         """Begin; returns at once."""
@@ -107,12 +112,15 @@ class Whole:
         size, begun, sent, answered = 1, 0.0, [], 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
-                before = [jnp.copy(x) for x in self._carry]
-                self._kept = self._done, before
                 asked = limit.asked
-                if asked.number > answered and asked.tick == self._done:
+                wanted = asked.number > answered and asked.tick == self._done
+                copied = self._is_copied or wanted
+                before = [jnp.copy(x) for x in self._carry] if copied else []
+                self._kept = self._done, before
+                if wanted:
                     answered = asked.number
                     self._snapped.put(self._kept)
+                before = before if self._is_copied else []
                 self._carry, metrics = many(count, self._carry, self._constants)
                 sent.append((self._done, count, metrics, before))
                 self._done += count
@@ -158,6 +166,8 @@ class Whole:
 
     def final(self) -> Snapshot:
         """The state that is reached; if a call is under way, the one kept before it."""
+        if self._thread and not self._is_copied:
+            self._thread.join()  # nothing is kept to go back to
         if self._thread and self._thread.is_alive():
             done, carry = self._kept
             return Snapshot(done, self._named(carry))
@@ -167,7 +177,8 @@ class Whole:
         """There is nothing but a thread that ends by itself."""
 
     def _named(self, carry: list[Any]) -> dict[str, Any]:
-        return self._values | {b: x for (b, _), x in zip(self._program.carry, carry, strict=True)}
+        names = [b for b, _ in self._program.carry]
+        return self._values | dict(zip(names, carry, strict=self._is_copied))
 
 
 def _stacked(lay: Lay) -> Lay:

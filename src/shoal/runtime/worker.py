@@ -83,12 +83,21 @@ class Crew(Protocol):
         """Whether its ends turn at their own pace."""
         ...
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether copies are kept of what its ends carry."""
+        ...
+
     def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
         """What a segment makes of what it reads."""
         ...
 
     def share(self, name: str, x: Any, end: int) -> Any:
         """An end's own rows of a value that all carry together, in memory of its own."""
+        ...
+
+    def is_alone(self, name: str) -> bool:
+        """Whether a carried value is one end's alone, as it lies."""
         ...
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
@@ -158,7 +167,9 @@ class Worker:
         self._version = NEVER
         self._crew, self._channels, self._desk = crew, channels, desk
         held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
-        self._env = {name: crew.share(name, start.values[name], end) for name in held}
+        self._env = {name: self._share(name, start.values[name]) for name in held}
+        if not crew.is_copied:
+            self._start = start.without(start.values)
 
     @property
     def is_free(self) -> bool:
@@ -169,6 +180,12 @@ class Worker:
     def carried(self) -> dict[str, Any]:
         """What this end carries between ticks."""
         return {before: self._env[before] for before, _ in self._crew.program.carry}
+
+    def _share(self, name: str, x: Any) -> Any:
+        """This end's rows of what it starts from, used up where it may be."""
+        if self._start.is_owned and not self._crew.is_copied and self._crew.is_alone(name):
+            return x
+        return self._crew.share(name, x, self.replica[1])
 
     def prime(self, line: Lagged) -> None:
         """Send what a lagged reader sees before the first tick.
@@ -209,7 +226,8 @@ class Worker:
         program = self._crew.program
         while self.is_free or limit.may_start(self.tick):
             self._answer(limit)
-            if self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick:
+            due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
+            if due and self._crew.is_copied:
                 self._desk.keep(self)
             self._version = NEVER if self.is_free else self._turn_number
             self._lags.clear()

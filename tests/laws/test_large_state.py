@@ -1,0 +1,98 @@
+"""What is too large to be copied is held once, gives the same numbers, and must fit."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from laws.cases import FOUR, ONE, graph_of, start_of
+from shoal.runtime.verify import difference
+
+TICKS = 20
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Any state is too large to be copied."""
+    monkeypatch.setattr("shoal.planning.plan.MOST_COPIED", 0)
+    monkeypatch.setattr("shoal.runtime.board.MOST_COPIED", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "backend"),
+    [
+        (shoal.fused(), "inline"),
+        (shoal.single_learner_coarse(2, lag=1), "threads"),
+        (shoal.decoupled(2, 1, 1), "processes"),
+    ],
+    ids=["fused", "threads", "processes"],
+)
+def test_without_copies_the_numbers_are_the_same(policy, backend, request):
+    plan = shoal.plan(graph_of("chase"), policy, FOUR)
+    wanted = shoal.run(plan, backend, ticks=TICKS).values
+    request.getfixturevalue("large")
+    for state in (None, start_of("chase")):  # used up, or the caller's, which stays
+        got = shoal.run(plan, backend, ticks=TICKS, state=state).values
+        assert max(difference(got[name], wanted[name]) for name in wanted) == 0
+    assert not any(x.is_deleted() for x in jax.tree.leaves(start_of("chase")))
+
+
+class Heap:
+    """A loop that carries far more than it changes."""
+
+    size = 2**20
+
+    def init(self, key, env, envs):
+        return {"heap": jnp.zeros((envs, self.size)), "at": jnp.int32(0)}
+
+    def tick(self, env, state):
+        heap = self.put(state["heap"], at=state["at"])
+        return {"heap": heap, "at": state["at"] + 1}, {"sum": self.look(heap)}
+
+    @shoal.stage(per="env")
+    def put(self, heap, *, at):
+        return heap.at[at % self.size].set(1.0)
+
+    @shoal.stage
+    def look(self, heap):
+        return shoal.mean(jnp.mean(heap[:, 0]))
+
+
+@pytest.mark.parametrize(
+    "policy", [shoal.fused(), shoal.single_learner_coarse(1)], ids=["fused", "cut"]
+)
+def test_a_large_state_is_there_once_while_a_run_goes_on(policy, large):
+    plan = shoal.plan(shoal.trace(Heap(), envs=2), policy, ONE)
+    whole = 2 * Heap.size * 4
+    gc.collect()
+    before, most = sum(x.nbytes for x in jax.live_arrays()), []
+
+    def watch(tick, metrics):
+        most.append(sum(x.nbytes for x in jax.live_arrays()) - before)
+
+    result = shoal.run(plan, "threads", ticks=40, watch=watch)
+    assert np.asarray(result.state["heap"])[:, :40].all()
+    # The cut sends all of it to `look`, which holds what it was sent.
+    assert max(most) <= (1.1 if policy.name == "fused" else 4.1) * whole
+
+
+def test_a_number_that_is_not_finite_is_told_without_copies_too(large):
+    class Bad(Heap):
+        @shoal.stage
+        def look(self, heap):
+            return jnp.mean(heap) / 0.0
+
+    with pytest.raises(shoal.ShoalError, match="not finite at tick 0") as error:
+        shoal.run(shoal.plan(shoal.trace(Bad(), envs=2), shoal.fused(), ONE), ticks=3)
+    assert "too large for copies" in str(error.value)
+
+
+def test_a_state_larger_than_memory_is_refused_before_anything_starts():
+    small = shoal.Cluster((shoal.Host("host0", 2, (shoal.Device("cpu", 0),), memory=4_000_000),))
+    with pytest.raises(shoal.ShoalError) as error:
+        shoal.plan(shoal.trace(Heap(), envs=2), shoal.fused(), small)
+    assert "host0 would hold 8.4 MB and has 4.0 MB" in str(error.value)
+    assert "`heap`, 8.4 MB" in str(error.value)
