@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradient, and without what is twin and delayed, DDPG."""
+"""Deterministic policy gradients: TD3, of twin critics and a late actor, and DDPG, of neither."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
