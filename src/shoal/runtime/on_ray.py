@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -15,10 +17,12 @@ from shoal.errors import LostError, PlaceError, ShoalError
 from shoal.planning.cluster import Cluster, Device, Host
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
+from shoal.runtime.hire import Hiring
 from shoal.runtime.logs import listener, listening
 from shoal.runtime.machine import check_memory
 from shoal.runtime.operations import Program
 from shoal.runtime.processes import Apart, Wanted
+from shoal.runtime.program import write_program
 from shoal.runtime.site import Doors, Site
 from shoal.runtime.snapshot import Snapshot
 
@@ -192,6 +196,15 @@ def _gpus(one: Wanted, nodes: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def _told(wanted: Sequence[Wanted]) -> str:
     return ", ".join(f"{one.workers} CPUs on {one.host}" for one in wanted)
+
+
+def check_fits(plan: Plan) -> Plan:
+    """Check that the cluster has room for a plan's workers, as far as can be known beforehand."""
+    apart = replace(plan, apart=True)
+    programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
+    crowd = Hiring(apart, programs, "", Snapshot(0, {})).crowd
+    check_room([Wanted(h, n, 0, False) for h, n in Counter(crowd.hosts).items()], _nodes())  # noqa: FBT003
+    return plan
 
 
 def on_ray(plan: Plan, programs: list[Program], start: Snapshot) -> Apart:

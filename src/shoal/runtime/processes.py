@@ -184,7 +184,8 @@ class Apart:
         if self._failure is not None:
             self._sites.end()
             good = self._good(2**62)
-            self._failure.state, self._failure.tick = dict(good.values), good.tick  # type: ignore[attr-defined]
+            for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
+                setattr(self._failure, name, x)
             raise self._failure
         return running
 

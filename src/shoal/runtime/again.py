@@ -1,0 +1,115 @@
+"""Going on when a worker or a host is lost: from the newest state there is, on what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal.errors import LostError, PlaceError
+from shoal.planning.laws import make_plan
+from shoal.planning.plan import Plan
+from shoal.runtime.run import Result, Watch, Watching, as_snapshot, load_ray, run
+from shoal.runtime.snapshot import Snapshot
+
+WINDOW = 300.0  # seconds
+PATIENCE = 60.0  # seconds that a cluster has to become large enough again
+
+
+@dataclass(frozen=True)
+class Care:
+    """How a run goes on: how often within five minutes it may lose somebody and begin again.
+
+    Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
+    `tell(error, tick)` hears of each loss and from which tick the run goes on. `fresh` begins anew
+    what a snapshot can't hold.
+    """
+
+    restarts: int = 3
+    every: float = 10.0
+    tell: Callable[[LostError, int], None] = lambda error, tick: None
+    fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
+
+    def run(
+        self,
+        plan: Plan,
+        backend: str = "processes",
+        *,
+        ticks: int,
+        state: Any = None,
+        watch: Watch | Watching | None = None,
+    ) -> Result:
+        """Run `plan` as `shoal.run` does, and again from the newest state when somebody is lost.
+
+        What ticks show that are done again is not shown again.
+        """
+        start = as_snapshot(plan.graph, state)
+        watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
+        memory = _Memory(watching, start, self.every)
+        losses: list[float] = []
+        while True:
+            try:
+                return run(plan, backend, ticks=ticks, state=start, watch=memory.watching)
+            except LostError as lost:
+                now = time.monotonic()
+                losses = [*(then for then in losses if now - then < WINDOW), now]
+                if len(losses) > self.restarts:
+                    raise
+                start = self.fresh(memory.newest(getattr(lost, "snapshot", None)))
+                self.tell(lost, start.tick)
+                plan = _redrawn(plan, backend, lost)
+
+
+@dataclass
+class _Memory:
+    """What of a run outlives its workers: what was seen, and the newest snapshot."""
+
+    inner: Watching
+    kept: Snapshot
+    every: float
+    seen: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def watching(self) -> Watching:
+        return replace(self.inner, see=self._see, due=self._due, keep=self._keep)
+
+    def newest(self, other: Snapshot | None) -> Snapshot:
+        """The newer of what was kept here and what the lost run still had."""
+        return other if other is not None and other.tick > self.kept.tick else self.kept
+
+    def _see(self, tick: int, metrics: Mapping[str, Any]) -> None:
+        if tick >= self.seen:
+            self.seen = tick + 1
+            self.inner.see(tick, dict(metrics))
+
+    def _due(self, tick: int) -> int | None:
+        due = self.inner.due(tick)
+        if due is None and time.monotonic() - self.since >= self.every:
+            return tick + 1
+        return due
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self.since = time.monotonic()
+        if snapshot.tick > self.kept.tick:
+            self.kept = snapshot
+            self.inner.keep(snapshot)
+
+
+def _redrawn(plan: Plan, backend: str, lost: LostError) -> Plan:
+    """The plan on what is left of its cluster; waits a while for it to be enough."""
+    if backend != "ray":
+        return plan
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            cluster = load_ray().ray_cluster()
+            drawn = make_plan(plan.graph, plan.distribution, cluster)
+            load_ray().check_fits(drawn)
+            return drawn
+        except PlaceError as error:
+            if time.monotonic() > until:
+                lost.add_note(f"What is left is too little: {error}")
+                raise lost from error
+            time.sleep(1.0)

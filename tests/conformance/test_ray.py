@@ -1,0 +1,160 @@
+"""Plans over a real Ray cluster of several raylets: the same numbers, and nothing that hangs."""
+
+import os
+import signal
+import subprocess
+from functools import cache
+
+import pytest
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import shoal  # noqa: E402
+from conformance.test_processes import POLICIES, largest  # noqa: E402
+from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
+from shoal.errors import PlaceError, RunError  # noqa: E402
+from shoal.planning.policies import impala  # noqa: E402
+from shoal.runtime.again import Care  # noqa: E402
+from shoal.runtime.on_ray import ray_cluster  # noqa: E402
+
+QUICK = ["coarse(2)", "decoupled, served"]
+CPUS = 2  # of each host
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Three hosts, as far as Ray knows."""
+    os.environ["RAY_health_check_period_ms"] = "1000"
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False}
+    )
+    for _ in range(2):
+        found.add_node(num_cpus=CPUS)
+    ray.init(address=found.address, log_to_driver=False)
+    found.wait_for_nodes()
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(nodes):
+    yield
+    assert workers() == []
+
+
+def workers():
+    """Workers that are alive, of whichever host."""
+    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 1) for line in found.stdout.splitlines()[1:]]
+    mine = [int(pid) for pid, args in rows if "shoal.runtime.child" in args]
+    return [pid for pid in mine if _is_of(pid, "ray::Outpost")]
+
+
+def _is_of(pid, name):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            parent = stat.read().rpartition(")")[2].split()[1]
+        with open(f"/proc/{parent}/cmdline", encoding="utf-8") as line:
+            return name in line.read()
+    except OSError:
+        return False
+
+
+@cache
+def fused(loop, ticks=3):
+    plan = shoal.plan(graph_of(loop), shoal.fused())
+    return shoal.run(plan, "inline", ticks=ticks, state=start_of(loop)).values
+
+
+def check_numbers(loop, name):
+    plan = shoal.plan(graph_of(loop), POLICIES[name], ray_cluster())
+    result = shoal.run(plan, "ray", ticks=3, state=start_of(loop))
+    assert result.ticks == 3
+    assert largest(result.values, fused(loop)) < 1e-5
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_plans_over_ray_give_the_fused_numbers(name):
+    check_numbers("chase", name)
+
+
+@no_gymnax
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_ppo_over_ray_gives_the_fused_numbers_under_every_policy(name):
+    check_numbers("ppo", name)
+
+
+@no_gymnax
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "bound"),
+    [(impala(4, 2, 2), 2), (shoal.decoupled(2, 1, 1, lag=1, ring=2), 1)],
+    ids=["impala", "decoupled"],
+)
+def test_lag_over_ray_stays_within_its_bound(policy, bound):
+    lags = []
+    plan = shoal.plan(graph_of("ppo"), policy, ray_cluster())
+    shoal.run(plan, "ray", ticks=8, watch=lambda _, m: lags.extend(m["lag"]))
+    assert len(lags) >= 8
+    assert 0 <= min(lags) <= max(lags) <= bound
+
+
+def test_a_plan_that_is_too_large_says_what_is_missing():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(8), ray_cluster())
+    with pytest.raises(PlaceError, match=r"9 workers need a CPU each: .* the cluster has 6"):
+        shoal.run(plan, "ray", ticks=1)
+
+
+def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_what_was_kept():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ray_cluster())
+    killed, seen, told = [], [], []
+
+    def kill(tick, metrics):
+        seen.append(tick)
+        if not killed:
+            killed.append(workers()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    care = Care(tell=lambda error, tick: told.append(str(error)))
+    result = care.run(plan, "ray", ticks=2000, state=start_of("chase"), watch=kill)
+    assert seen == list(range(2000))
+    assert "was killed by signal 9" in told[0]
+    assert largest(result.values, fused("chase", 2000)) < 1e-5
+
+
+def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ray_cluster())
+
+    def see(tick, metrics):
+        for pid in workers():
+            os.kill(pid, signal.SIGKILL)
+
+    told = []
+    care = Care(restarts=1, tell=lambda error, tick: told.append(tick))
+    with pytest.raises(RunError, match="was killed by signal 9"):
+        care.run(plan, "ray", ticks=1_000_000, watch=see)
+    assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_the_replicas_of_a_dead_host_move(nodes):
+    more = nodes.add_node(num_cpus=CPUS)
+    nodes.wait_for_nodes()
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(6), ray_cluster())
+    hosts = {place.host for places in plan.places.values() for place in places}
+    assert len(hosts) == 4
+    dead, told = [], []
+
+    def see(tick, metrics):
+        if not dead:
+            dead.append(tick)
+            nodes.remove_node(more)
+            nodes.add_node(num_cpus=CPUS)
+
+    care = Care(tell=lambda error, tick: told.append(str(error)))
+    result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
+    assert "host" in told[0]
+    assert largest(result.values, fused("chase", 3000)) < 1e-5
