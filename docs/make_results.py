@@ -1,63 +1,134 @@
-"""Train every preset with several seeds and write docs/results.md."""
+"""Train presets with several seeds, several runs at a time, and write docs/results.md.
+
+What each run came to is kept in docs/results.jsonl, so that runs can be made on several machines
+and added to; the page is made from all of it. `--only ppo/CartPole-v1 sac` chooses presets.
+"""
 
 import argparse
+import json
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
-from importlib.metadata import version
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from rich.console import Console
 
-import shoal
 from shoal.algorithms import PRESETS
 
 HERE = Path(__file__).parent
+KEPT = HERE / "results.jsonl"
 HEAD = """# Learning results
 
-Made by `make results` (docs/make_results.py): every preset, {seeds} seeds each, fused on one CPU
-device of a machine with {cores} cores (Python {python}, JAX {jax}). *Return* is the mean of the
-last 100 episodes at the end of the run, as `summary.json` has it; *seconds* are of the whole run,
-tracing and compiling included. Thresholds are the usual ones of the literature: CartPole-v1 counts
-as solved at 475, MountainCarContinuous-v0 at 90; good PPO agents reach -100 on Acrobot-v1 and -250
-on Pendulum-v1.
+Made by `make results` (docs/make_results.py) from docs/results.jsonl: presets as
+`shoal train ALGORITHM ENVIRONMENT --seed N` runs them, fused on one device. *Return* is the mean of
+the last 100 episodes at the end of the run, as `summary.json` has it; *IQM* is the interquartile
+mean over seeds; *seconds* are of a whole run, tracing and compiling included, with as many others
+beside it on the machine as the last column says. Thresholds are what the literature has for each
+(the preset's file says which).
 
-| algorithm | environment | threshold | return, by seed | worst | mean | steps | seconds, mean |
-|---|---|---|---|---|---|---|---|
+| algorithm | environment | threshold | return, by seed | IQM | worst | steps | seconds | where |
+|---|---|---|---|---|---|---|---|---|
 """
+ONE = """
+import json, sys, time
+began = time.perf_counter()
+import jax, shoal
+kind, env, seed, folder = sys.argv[1:]
+summary = shoal.train(kind, env, seed=int(seed), folder=folder).summary
+found = {name: summary[name] for name in ("return_mean", "env_steps", "jax")}
+found |= {"seconds": time.perf_counter() - began, "device": jax.devices()[0].device_kind}
+print("\\n" + json.dumps(found))
+"""
+
+Row = dict[str, Any]
+
+
+def cases(only: list[str]) -> list[tuple[str, str]]:
+    """The presets that are asked for: all that need no Python environments, or those named."""
+    every = [(kind, env, p.family) for kind, found in PRESETS.items() for env, p in found.items()]
+    named = [(k, e) for k, e, _ in every if k in only or f"{k}/{e}" in only]
+    hosted = ("gymnasium", "envpool", "pettingzoo")
+    return named if only else [(k, e) for k, e, family in every if family not in hosted]
+
+
+def train(kind: str, env: str, seed: int, beside: int) -> Row | None:
+    """One run, in a process of its own; None, with its last words shown, if it fails."""
+    name = f"{PRESETS[kind][env].family}:{env}"
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", ONE, kind, name, str(seed), folder],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        Console(stderr=True).print(f"{kind} {env} seed {seed} failed:\n{done.stderr[-600:]}")
+        return None
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    told = {"kind": kind, "env": env, "seed": seed, "beside": beside, "cores": os.cpu_count()}
+    return {**told, "python": platform.python_version(), **found}
+
+
+def page(rows: list[Row]) -> str:
+    """The table of all runs that are kept; of runs made twice, the later."""
+    runs = {(r["kind"], r["env"], r["seed"]): r for r in rows}
+    lines = []
+    for kind, presets in PRESETS.items():
+        for env, preset in presets.items():
+            own = [runs[key] for key in sorted(runs) if key[:2] == (kind, env)]
+            if own:
+                lines.append(_line(own, preset.target))
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _line(own: list[Row], target: float) -> str:
+    found = [r["return_mean"] for r in own]
+    last = own[-1]
+    where = f"{last['device']}, {last['cores']} cores, {last['beside']} at once, JAX {last['jax']}"
+    cells = [
+        last["kind"], last["env"], f"{target:g}", ", ".join(f"{r:,.1f}" for r in found),
+        f"{iqm(found):,.1f}", f"{min(found):,.1f}", f"{last['env_steps']:,}",
+        f"{mean(r['seconds'] for r in own):,.0f}", where,
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def iqm(found: list[float]) -> float:
+    """The mean of the middle half."""
+    cut = len(found) // 4
+    return mean(sorted(found)[cut : len(found) - cut])
 
 
 def main() -> None:
-    """Train, and write the table."""
+    """Train what is asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args().seeds
-    console, rows = Console(stderr=True), []
-    for algorithm, presets in PRESETS.items():
-        for env, preset in presets.items():
-            if preset.family != "gymnax":  # stepped in Python, which takes hours
-                continue
-            found, seconds, steps = [], [], 0
-            for seed in range(seeds):
-                with tempfile.TemporaryDirectory() as folder:
-                    began = time.perf_counter()
-                    summary = shoal.train(algorithm, env, seed=seed, folder=folder).summary
-                    seconds.append(time.perf_counter() - began)
-                found.append(summary["return_mean"])
-                steps = summary["env_steps"]
-                console.print(f"{algorithm} {env} seed {seed}: {found[-1]:.1f}", style="dim")
-            returns = ", ".join(f"{r:.1f}" for r in found)
-            rows.append(
-                f"| {algorithm} | {env} | {preset.target:g} | {returns} | {min(found):.1f} | "
-                f"{mean(found):.1f} | {steps:,} | {mean(seconds):.1f} |"
-            )
-    head = HEAD.format(
-        seeds=seeds, cores=os.cpu_count(), python=platform.python_version(), jax=version("jax")
-    )
-    (HERE / "results.md").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
-    console.print(f"Written to {HERE.name}/results.md")
+    parser.add_argument("--beside", type=int, default=1, help="runs at a time")
+    parser.add_argument("--only", nargs="*", default=[], metavar="ALGORITHM[/ENVIRONMENT]")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="where runs are kept")
+    options = parser.parse_args()
+    console, began = Console(stderr=True), time.perf_counter()
+
+    def one(case: tuple[int, str, str]) -> None:
+        seed, kind, env = case
+        row = train(kind, env, seed, options.beside)
+        if row is not None:
+            with options.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            told = f"{kind} {env} seed {seed}: {row['return_mean']:.1f}, {row['seconds']:.0f} s"
+            console.print(f"{time.perf_counter() - began:5.0f} s  {told}", style="dim")
+
+    wanted = [(seed, *case) for case in cases(options.only) for seed in range(options.seeds)]
+    with ThreadPoolExecutor(options.beside) as pool:
+        list(pool.map(one, wanted))
+    if options.keep == KEPT:
+        rows = [json.loads(line) for line in KEPT.read_text(encoding="utf-8").splitlines()]
+        (HERE / "results.md").write_text(page(rows), encoding="utf-8")
+        console.print(f"Written to {HERE.name}/results.md")
 
 
 if __name__ == "__main__":

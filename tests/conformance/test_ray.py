@@ -25,7 +25,6 @@ CPUS = 2  # of each host
 @pytest.fixture(scope="module")
 def nodes():
     """Three hosts, as far as Ray knows."""
-    os.environ["RAY_health_check_period_ms"] = "1000"
     found = Cluster(
         initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False}
     )
