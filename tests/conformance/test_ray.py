@@ -140,20 +140,18 @@ def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
 
 @pytest.mark.slow
 def test_the_replicas_of_a_dead_host_move(nodes):
-    more = nodes.add_node(num_cpus=CPUS)
-    nodes.wait_for_nodes()
-    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(6), ray_cluster())
-    hosts = {place.host for places in plan.places.values() for place in places}
-    assert len(hosts) == 4
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(4), ray_cluster())
+    hosts = [place.host for places in plan.places.values() for place in places]
+    assert len(set(hosts)) == 3
     dead, told = [], []
 
     def see(tick, metrics):
         if not dead:
-            dead.append(tick)
-            nodes.remove_node(more)
+            dead.append(next(iter(nodes.worker_nodes)))
+            nodes.remove_node(dead[0])
             nodes.add_node(num_cpus=CPUS)
 
     care = Care(tell=lambda error, tick: told.append(str(error)))
     result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
-    assert "host" in told[0]
+    assert "host" in told[0] or "worker" in told[0]
     assert largest(result.values, fused("chase", 3000)) < 1e-5
