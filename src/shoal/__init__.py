@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Serve,
         Wire,
     )
+    from shoal.resuming import resume
     from shoal.runtime.run import run
     from shoal.tracing.interpret import interpret
     from shoal.tracing.stage import gather, host, mean, stage
@@ -72,6 +73,7 @@ _HOMES = {
     "mean": "shoal.tracing.stage",
     "multi_learner": "shoal.planning.policies",
     "plan": "shoal.training",
+    "resume": "shoal.resuming",
     "run": "shoal.runtime.run",
     "sebulba": "shoal.planning.policies",
     "single_learner_coarse": "shoal.planning.policies",
@@ -113,6 +115,7 @@ __all__ = [
     "mean",
     "multi_learner",
     "plan",
+    "resume",
     "run",
     "sebulba",
     "single_learner_coarse",

@@ -94,6 +94,11 @@ class NotFiniteError(RunError):
         super().__init__(what, fix, where)
         self.tick = tick
         self.state: object = None
+        self.snapshot: object = None  # the same, with what a run needs to go on from it
+
+
+class CheckpointError(ShoalError):
+    """A checkpoint is damaged, or belongs to another loop."""
 
 
 class UnknownNameError(ShoalError):

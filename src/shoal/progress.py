@@ -14,7 +14,7 @@ class Progress:
     """Shows how far a run is; a context, so that the bar ends with the run."""
 
     def __init__(self, ticks: int, steps: int, *, shown: bool) -> None:
-        self._steps, self._first = steps, 0.0
+        self._steps, self._first = steps, (0, 0.0)  # the first tick here, and when it was seen
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -30,8 +30,8 @@ class Progress:
     def see(self, tick: int, mean: float | None) -> None:
         """A tick is done."""
         now = time.perf_counter()
-        self._first = self._first or now
-        rate = self._steps * tick / (now - self._first) if tick and now > self._first else 0.0
+        begun, since = self._first = self._first if self._first[1] else (tick, now)
+        rate = self._steps * (tick - begun) / (now - since) if now > since else 0.0
         told = f"{self._steps * (tick + 1):,} steps"
         told += f"  {rate:,.0f} steps/s" if rate else ""
         told += f"  return {mean:.1f}" if mean is not None else ""

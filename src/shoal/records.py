@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from shoal.errors import SettingError, ShoalError
 
 LAST_EPISODES = 100
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
 EVALUATION = "evaluation_"  # how metrics begin that tell of an evaluation
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
@@ -37,6 +40,16 @@ class Episodes:
         self.newest.append((count, float(np.sum(metrics["episode_return"]))))
         while sum(n for n, _ in self.newest) - self.newest[0][0] >= LAST_EPISODES:
             self.newest.popleft()
+
+    @staticmethod
+    def of(told: Mapping[str, Any]) -> Episodes:
+        """From what `plain` made of them."""
+        newest = deque((float(n), float(r)) for n, r in told.get("newest", []))
+        return Episodes(newest, told.get("total", 0))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"newest": [list(pair) for pair in self.newest], "total": self.total}
 
     @property
     def mean(self) -> float | None:
@@ -92,6 +105,15 @@ class Lags:
         """Add the lags of a tick."""
         self.counts.update(int(lag) for lag in metrics.get(LAG, ()))
 
+    @staticmethod
+    def of(told: Mapping[str, int]) -> Lags:
+        """From what `plain` made of them."""
+        return Lags(Counter({int(lag): n for lag, n in told.items()}))
+
+    def plain(self) -> dict[str, int]:
+        """As JSON."""
+        return {str(lag): n for lag, n in self.counts.items()}
+
     def told(self) -> dict[str, Any]:
         """Mean, largest, and how often each was; nothing where nothing can be late."""
         total = sum(self.counts.values())
@@ -123,7 +145,7 @@ def new_folder(root: Path, name: str, title: str) -> Path:
 
 @contextmanager
 def recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
-    """Leave a valid folder whatever happens: why the run failed, and the last good state."""
+    """Leave a valid summary whatever happens, and why the run failed if it did."""
     RUNNING[folder] = summary
     try:
         write_json(folder / "summary.json", summary)
@@ -134,9 +156,8 @@ def recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
     except BaseException as error:
         what = error.what if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
         summary.update(status="failed", error=what)
-        if isinstance(state := getattr(error, "state", None), dict):
+        if isinstance(getattr(error, "state", None), dict):
             summary["ticks"] = getattr(error, "tick", summary["ticks"])
-            save_values(folder / "state.npz", state)
         raise
     finally:
         write_json(folder / "summary.json", summary)
@@ -147,6 +168,85 @@ def mark_interrupted() -> None:
     """Say in the folders of all runs under way that they end here, before leaving at once."""
     for folder, summary in list(RUNNING.items()):
         write_json(folder / "summary.json", summary | {"status": "interrupted"})
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let nobody else run in `folder`; the lock is gone with the process, however it ends."""
+    with open(folder / "lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise SettingError(
+                f"the run in {folder} is still running, as process {file.read().strip() or '?'}",
+                "Wait for it, or interrupt it first.",
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+class Lines:
+    """Rows of a file, each written whole; what finds the disk full is kept and tried again."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
+        self._file, self._say = open(path, "ab", buffering=0), say  # noqa: SIM115  it is one itself
+        self._end, self._waiting = self._file.tell(), b""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are rows that found no room yet."""
+        return bool(self._waiting)
+
+    def add(self, row: str) -> None:
+        """Write a row, and those that found no room before."""
+        first, data = not self._waiting, self._waiting + row.encode() + b"\n"
+        try:
+            self._write(data)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._waiting = data
+            if first:
+                self._say(f"Metrics wait for room on the disk ({error.strerror}).")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            done = 0
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError:
+            self._file.truncate(self._end)  # half a row is none
+            raise
+        self._end, self._waiting = self._end + len(data), b""
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._waiting:
+            with suppress(OSError):
+                self._write(self._waiting)
+        self._file.close()
+
+
+def cut_rows(path: Path, tick: int) -> None:
+    """Leave only the rows of ticks before `tick`."""
+    if not path.exists():
+        return
+    end = 0
+    with open(path, "rb+") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["tick"] >= tick:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            end += len(line)
+        file.truncate(end)
 
 
 def scalars(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -161,15 +261,4 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a file whole or not at all."""
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def save_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Carried values by name, as plain arrays; keys as their data."""
-    plain = {}
-    for name, x in values.items():
-        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-        plain[name] = np.asarray(jax.random.key_data(x) if is_key else x)
-    draft = path.with_name(f"{path.stem}.tmp.npz")
-    np.savez(draft, **plain)
     draft.replace(path)

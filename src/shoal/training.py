@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import jax
-import numpy as np
 
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.algorithms.evaluated import STAGE, Evaluated
 from shoal.errors import SettingError, UnknownNameError
-from shoal.graph.ir import Graph, Stage, loops
+from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
-from shoal.planning.homes import Sites
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policies import fused, looked_on, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
-from shoal.progress import Progress
-from shoal.records import (
-    Episodes,
-    Evaluations,
-    Lags,
-    new_folder,
-    recorded,
-    save_values,
-    scalars,
-    without_evaluation,
-)
-from shoal.runtime.logs import listening
+from shoal.records import locked, new_folder
+from shoal.runs import Since, Trained, run_job
 from shoal.runtime.machine import this_machine
-from shoal.runtime.packing import total
-from shoal.runtime.run import Result, Watching, check_backend, fresh_start, run
+from shoal.runtime.run import check_backend, fresh_start
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
 
@@ -58,16 +42,10 @@ class How(TypedDict, total=False):
     name: str
     progress: bool
     announce: Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What training leaves: the final state, the summary, and the folder that holds both."""
-
-    state: Any
-    summary: dict[str, Any]
-    folder: Path
-    plan: Plan
+    checkpoint_every: str | int  # ticks, "60s", or "end"
+    keep: int  # how many of the newest checkpoints
+    algorithm_from: str  # "file.py:name", should it have no other recipe
+    env_from: str
 
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
@@ -81,8 +59,8 @@ def train(
     """Train `algorithm` on `env`, both by name or as objects; without `distribute`, fused.
 
     A preset fills in what isn't said where there is one. The folder `runs/<name>` gets
-    `summary.json`, `metrics.jsonl`, `plan.txt` and `state.npz`, also when the run is interrupted
-    or fails; and `evaluation.jsonl` if it is evaluated.
+    `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` goes on from, also
+    when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
     """
     job = make_job(algorithm, env, how)
     check_backend(how.get("backend", "threads"))
@@ -92,7 +70,9 @@ def train(
     folder = new_folder(
         Path(how.get("folder", "runs")), how.get("name", ""), f"{job.title}-{job.env_name}"
     )
-    return _train(job, drawn, folder, how)
+    with locked(folder):
+        since = Since(lambda: fresh_start(drawn.graph, how.get("seed", 0)), {})
+        return run_job(job, drawn, folder, how, since)
 
 
 def verify(
@@ -197,103 +177,9 @@ def beside_evaluation(job: Job, distribution: DistributionPolicy) -> Distributio
     return looked_on(distribution, "evaluator", STAGE) if evaluates and is_apart else distribution
 
 
-@contextmanager
-def environments_closed() -> Iterator[None]:
-    """Close what Python environments this process has opened, whatever happens."""
-    try:
-        yield
-    finally:
-        if host := sys.modules.get("shoal.envs.host"):
-            host.close_all()
-
-
 def ensure_devices(distribution: DistributionPolicy) -> None:
     """Give JAX as many CPU devices as one program wants, if it hasn't begun and there are cores."""
     wanted = max((f.replicas for f in distribution.fragments if f.on != "cpu"), default=1)
     if wanted > 1:
         with suppress(RuntimeError):  # JAX has begun: it has the devices it has
             jax.config.update("jax_num_cpu_devices", min(wanted, os.cpu_count() or 1))
-
-
-def env_steps_a_tick(graph: Graph) -> int:
-    """How many steps each environment makes in a tick."""
-    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
-    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
-    return sum(sites.times[n.writes[0]] for n in stages)
-
-
-def _train(job: Job, drawn: Plan, folder: Path, how: How) -> Trained:
-    seed, backend = how.get("seed", 0), how.get("backend", "threads")
-    steps = env_steps_a_tick(drawn.graph) * drawn.seen
-    episodes, lags, began = Episodes(), Lags(), time.perf_counter()
-    evaluations = Evaluations(folder / "evaluation.jsonl", steps)
-    (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
-    how.get("announce", lambda text: None)(str(drawn))
-    summary: dict[str, Any] = {
-        "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
-        "backend": backend, "seed": seed, "envs": job.envs,
-        "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
-        "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
-    }  # fmt: skip
-    with (
-        recorded(folder, summary),
-        open(folder / "workers.log", "a", buffering=1, encoding="utf-8") as log,
-        open(folder / "metrics.jsonl", "w", buffering=1, encoding="utf-8") as lines,
-        Progress(job.ticks, steps, shown=how.get("progress", False)) as progress,
-    ):
-
-        def look(tick: int, metrics: Mapping[str, np.ndarray]) -> None:
-            summary.update(evaluations.see(tick, metrics, progress.look))
-
-        def watch(tick: int, metrics: Mapping[str, np.ndarray]) -> None:
-            look(tick, metrics)
-            metrics = without_evaluation(metrics)
-            episodes.see(metrics)
-            lags.see(metrics)
-            seconds = round(time.perf_counter() - began, 4)
-            row = {"tick": tick, "env_steps": (tick + 1) * steps, "seconds": seconds}
-            lines.write(json.dumps(row | scalars(metrics) | {"return_mean": episodes.mean}) + "\n")
-            summary.update(ticks=tick + 1, return_mean=episodes.mean, episodes=episodes.total)
-            summary.update({name: row[name] for name in ("env_steps", "seconds")})
-            progress.see(tick, episodes.mean)
-
-        def say(line: str) -> None:
-            log.write(line + "\n")
-            progress.say(line)
-
-        with listening(say), environments_closed():
-            # The start is made in the call, so that nobody else holds what may be large.
-            how_far = {"ticks": job.ticks, "watch": Watching(watch, look=look)}
-            result = run(drawn, backend, state=fresh_start(drawn.graph, seed), **how_far)
-        _finish(summary, result, steps, episodes)
-        summary.update(lags.told())
-        summary.update(_told_sent(result))
-        save_values(folder / "state.npz", result.values)
-    return Trained(result.state, summary, folder, drawn)
-
-
-def _told_sent(result: Result) -> dict[str, int]:
-    """Bytes that went between hosts in the whole run, and that packing saved."""
-    if not result.sent:
-        return {}
-    sent = total(result.sent.values())
-    return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
-
-
-def _finish(summary: dict[str, Any], result: Result, steps: int, episodes: Episodes) -> None:
-    # The first tick is compiled before it runs; steps per second are of the ticks after it.
-    rate = (
-        steps * (result.ticks - 1) / result.seconds
-        if result.ticks > 1 and result.seconds > 0
-        else 0.0
-    )
-    summary.update(
-        status="interrupted" if result.interrupted else "done",
-        ticks=result.ticks,
-        env_steps=steps * result.ticks,
-        seconds=round(result.compile_seconds + result.seconds, 3),
-        compile_seconds=round(result.compile_seconds, 3),
-        env_steps_per_second=round(rate, 1),
-        episodes=episodes.total,
-        return_mean=episodes.mean,
-    )

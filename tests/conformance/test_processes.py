@@ -17,6 +17,7 @@ import pytest
 import shoal
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
+from shoal.checkpoints import ticks_in
 from shoal.planning.policies import environments, impala
 from shoal.runtime.logs import listening
 from shoal.runtime.verify import difference
@@ -261,7 +262,7 @@ def test_a_stopped_driver_leaves_nothing_running(tmp_path, policy, number):
     assert _session(driver.pid) == []
     if number == signal.SIGINT:
         assert '"status": "interrupted"' in (tmp_path / "run" / "summary.json").read_text()
-        assert (tmp_path / "run" / "state.npz").exists()
+        assert ticks_in(tmp_path / "run" / "checkpoints")
 
 
 def _session(pid):

@@ -53,7 +53,7 @@ def test_from_a_snapshot_the_rest_is_as_it_was(loop, name):
     # How many are served at once, and so how their sums are added up, depends on who comes when.
     tolerance = 1e-5 if name == "served" else 0.0
     end, seen, (taken,) = run(loop, name, at=AT)
-    assert taken.tick >= AT  # where ticks are fast, the first one that nobody had begun
+    assert taken.tick == AT
     again, more, _ = run(loop, name, start=taken)
     check_same(again.values, end.values, tolerance)
     check_same(again.past, end.past, tolerance)
@@ -80,3 +80,22 @@ def test_a_snapshot_goes_on_under_any_plan(name):
             check_same(end.values, wanted.values, 1e-5)
         assert end.tick == TICKS
         assert [tick for tick, _ in seen] == list(range(taken.tick, TICKS))
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_ends_that_turn_at_their_own_pace_give_what_they_have(backend):
+    taken, plan = [], shoal.plan(graph_of("chase"), shoal.impala(2), ONE)
+
+    def keep(snapshot):
+        taken.append(snapshot)
+        raise Enough
+
+    watch = Watching(lambda tick, metrics: None, lambda tick: AT, keep)
+    with pytest.raises(Enough):
+        shoal.run(plan, backend, ticks=10**9, watch=watch)
+    assert taken[0].tick == AT
+    assert shoal.run(plan, backend, ticks=AT + 3, state=taken[0]).ticks == AT + 3

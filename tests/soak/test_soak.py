@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.checkpoints import read_newest
 from soak.driver import DIE, FOLDER, POLICIES
 
 pytest.importorskip("gymnasium")
@@ -170,7 +171,7 @@ def disturb(run: Run, one: Round) -> str:
 
 def check_folder(run: Run, one: Round, killed: str) -> None:
     """The folder is valid and says what happened."""
-    path, state = run.folder / "run" / "summary.json", run.folder / "run" / "state.npz"
+    path = run.folder / "run" / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {"status": "none"}
     told = f"{one}\nsummary: {summary}\ndriver left with {run.driver.returncode}:\n{run.said()}"
     match one.deed:
@@ -182,9 +183,9 @@ def check_folder(run: Run, one: Round, killed: str) -> None:
         case _:
             assert summary["status"] == "failed", told
             assert f"worker {killed} was killed by signal 9 (SIGKILL)" in summary["error"], told
-    if state.exists():
-        with np.load(state) as values:
-            assert all(np.isfinite(values[name]).all() for name in values), told
+    if saved := read_newest(run.folder / "run" / "checkpoints", pytest.fail):
+        values = [x for x in saved.snapshot.values.values() if x.dtype.kind == "f"]
+        assert all(np.isfinite(x).all() for x in values), told
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))

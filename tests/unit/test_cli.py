@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from shoal.checkpoints import read_newest
 from shoal.cli.main import main
 
 COMMAND = [sys.executable, "-m", "shoal.cli.entry"]
@@ -107,6 +108,11 @@ def read(folder, name):
     return summary, [json.loads(row) for row in rows]
 
 
+def state_in(run):
+    """What a run carries, from its newest checkpoint."""
+    return read_newest(run / "checkpoints", print).snapshot.values
+
+
 # Training
 
 
@@ -139,7 +145,7 @@ def test_ones_own_files_train_and_every_run_has_its_own_folder(folder):
     said |= {"backend": "inline", "seed": 7, "ticks": 3, "env_steps": 12}
     assert {name: first[name] for name in said} == said == {name: second[name] for name in said}
     assert [row["tick"] for row in rows] == [0, 1, 2]
-    w = float(np.load(folder / "runs" / "mine-my world-1" / "state.npz")["w"])
+    w = float(state_in(folder / "runs" / "mine-my world-1")["w"])
     assert w == pytest.approx(lagged_by_hand(rate=0.2, ticks=3), abs=1e-6)
 
 
@@ -300,7 +306,7 @@ def test_ctrl_c_while_training_leaves_the_state_after_the_last_whole_tick(folder
     assert [row["tick"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= 1
     assert summary["ticks"] >= 1
-    assert set(np.load(metrics.parent / "state.npz")) == {"w", "x"}
+    assert set(state_in(metrics.parent)) == {"w", "x"}
 
 
 def test_ctrl_c_that_ones_own_code_swallows_still_ends_the_run(folder):

@@ -15,6 +15,7 @@ NEEDS = {
     "asynchrony": ["gymnasium"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "processes": ["gymnasium"],
+    "resume": ["gymnax"],
     "your_own_loop": ["gymnax"],
 }
 COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)

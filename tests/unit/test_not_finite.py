@@ -3,12 +3,12 @@
 import json
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import shoal
 from shoal import THE_REST, Fragment
+from shoal.checkpoints import read_newest
 from shoal.errors import NotFiniteError
 from shoal.runtime.verify import difference
 from unit.toy_loop import (
@@ -129,7 +129,11 @@ def test_the_last_good_state_lies_in_the_run_folder(tmp_path):
     rows = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["tick"] for row in rows] == list(range(BAD_TICK))
     good = shoal.train(Toy(sour), None, LAGGED, **how | {"ticks": BAD_TICK, "name": "good"})
-    check_same(np.load(tmp_path / "mine" / "state.npz"), np.load(good.folder / "state.npz"))
+    saved = [read_newest(tmp_path / name / "checkpoints", print) for name in ("mine", "good")]
+    assert good.folder == tmp_path / "good"
+    assert [one.snapshot.tick for one in saved] == [BAD_TICK, BAD_TICK]
+    check_same(*(one.snapshot.values for one in saved))
+    check_same(*(one.snapshot.past for one in saved))
 
 
 def check_same(got, wanted):

@@ -1,4 +1,4 @@
-"""The `shoal` command: train, graph, plan, verify, record, replay, algorithms."""
+"""The `shoal` command: train, resume, graph, plan, verify, record, replay, algorithms."""
 
 import argparse
 import json
@@ -13,16 +13,21 @@ from rich.console import Console
 from shoal import __version__
 from shoal.cli.catalogue import catalogue, settings
 from shoal.cli.options import (
+    add_checkpoints,
     add_distribution,
     add_evaluation,
     add_loop,
+    chosen_checkpoints,
     chosen_distribution,
     chosen_loop,
+    chosen_sources,
 )
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
 from shoal.planning.plan import Plan
 from shoal.records import scalars
+from shoal.resuming import resume
+from shoal.runs import Trained
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
 from shoal.tracing.trace import trace
@@ -41,6 +46,7 @@ EXAMPLES = """examples:
   shoal algorithms
   shoal train ppo CartPole-v1
   shoal train ppo CartPole-v1 --distribute single-learner-coarse --actors 2 --lag 1
+  shoal resume runs/ppo-CartPole-v1-1 --ticks 2000
   shoal train ppo gymnasium:LunarLander-v3 --distribute impala --actors 2 --backend processes
   shoal train my_file.py:MyAlgorithm CartPole-v1 --set learning_rate=1e-3
   shoal plan ppo CartPole-v1 --distribute central --workers 4 --out plan.html
@@ -114,6 +120,13 @@ def make_parser() -> argparse.ArgumentParser:
             add_evaluation(one)
             one.add_argument("--name", default="", help="name of the run's folder")
             one.add_argument("--folder", default="runs", help="where runs are kept")
+            add_checkpoints(one)
+    _add_others(commands)
+    return parser
+
+
+def _add_others(commands: Any) -> None:
+    """The commands that need no loop to be named."""
     again = commands.add_parser("replay", help="run the fragment that reads a recorded edge alone")
     again.set_defaults(command=_replay)
     again.add_argument("file", type=Path, help="made by shoal record")
@@ -122,7 +135,14 @@ def make_parser() -> argparse.ArgumentParser:
     there.set_defaults(command=_algorithms)
     there.add_argument("name", nargs="?", help="one of them; without it, all are listed")
     there.add_argument("--debug", action="store_true", help="show full tracebacks")
-    return parser
+    more = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
+    more.set_defaults(command=_resume)
+    more.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
+    more.add_argument("--ticks", type=int, help="until it has made so many in all")
+    more.add_argument("--backend", help=f"another: {', '.join(BACKENDS)}")
+    more.add_argument("--debug", action="store_true", help="show full tracebacks")
+    add_distribution(more)
+    add_checkpoints(more)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -131,9 +151,28 @@ def _train(options: argparse.Namespace) -> int:
     how = {"envs": options.envs, "ticks": options.ticks, "backend": options.backend}
     how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
     how |= {"evaluate": options.evaluate or 0}
+    how |= chosen_checkpoints(options) | chosen_sources(options)
     trained = train(
         *loop, distribution, **how, progress=True, announce=lambda text: console.print(text + "\n")
     )
+    return _tell(trained, console)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    how: Json = {"ticks": options.ticks, "backend": options.backend, **chosen_checkpoints(options)}
+    trained = resume(
+        options.run if options.run.exists() else Path("runs") / options.run,
+        chosen_distribution(options),
+        **{name: value for name, value in how.items() if value is not None},
+        progress=True,
+        announce=lambda text: console.print(text + "\n", markup=False),
+    )
+    return _tell(trained, console)
+
+
+def _tell(trained: Trained, console: Console) -> int:
+    """How a run ended."""
     summary = trained.summary
     mean = summary["return_mean"]
     told = f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s"

@@ -3,9 +3,7 @@
 import argparse
 import ast
 import dataclasses
-import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ from shoal.algorithms import ALGORITHMS
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
+from shoal.recipes import load_file
+from shoal.runs import EVERY, KEEP
 from shoal.training import find_preset
 
 MEANS = {
@@ -98,6 +98,30 @@ def add_evaluation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say how often what is learnt is saved."""
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="TICKS|SECONDS",
+        help=f"such as 100 (ticks) or 30s (seconds); end: only then (default: {EVERY})",
+    )
+    parser.add_argument(
+        "--keep", type=int, metavar="K", help=f"newest checkpoints to keep (default: {KEEP})"
+    )
+
+
+def chosen_checkpoints(options: argparse.Namespace) -> dict[str, Any]:
+    """What is said of checkpoints."""
+    said = {"checkpoint_every": options.checkpoint_every, "keep": options.keep}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def chosen_sources(options: argparse.Namespace) -> dict[str, str]:
+    """The files that the algorithm and environment come from, where they come from files."""
+    said = {"algorithm_from": options.algorithm, "env_from": options.env}
+    return {name: text for name, text in said.items() if ".py:" in text}
+
+
 def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     """The algorithm (with its settings) and the environment."""
     algorithm, env = options.algorithm, options.env
@@ -152,16 +176,7 @@ def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | Non
 def load(text: str) -> Any:
     """What `file.py:name` names."""
     file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise SettingError(f"there is no file {file}", "Give the path of a Python file.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    module = load_file(Path(file))
     if not hasattr(module, name):
         public = [n for n in vars(module) if not n.startswith("_")]
         raise UnknownNameError(f"name in {file}", name, public)

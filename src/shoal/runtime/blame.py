@@ -14,7 +14,7 @@ from shoal.graph.ir import Glue, Loop, Node, Stage
 from shoal.planning.plan import Plan
 from shoal.planning.policy import Latest
 from shoal.runtime.reference import Delayed
-from shoal.runtime.snapshot import Snapshot
+from shoal.runtime.snapshot import Snapshot, is_past
 from shoal.tracing.interpret import Env, run_code
 
 
@@ -48,7 +48,9 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
         getattr(culprit, "source", ""),
         tick,
     )
-    error.state = delayed.finish(inputs)
+    error.state = state = delayed.finish(inputs)
+    past = {n: x for n, x in zip(delayed.carry, inputs, strict=True) if is_past(n)}
+    error.snapshot = Snapshot(tick, state, past)
     return error
 
 
@@ -66,7 +68,7 @@ def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
         "",
         good.tick,
     )
-    error.state = dict(good.values)
+    error.state, error.snapshot = dict(good.values), good
     return error
 
 

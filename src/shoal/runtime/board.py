@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from shoal.runtime.team import Stopped
 
 BANKS = 3  # a tick that all kept is in one of them while the others are written
 FINAL = BANKS  # the bank for what ends carry when they end
-SNAP = BANKS + 1  # the bank for what the run starts from, and then for snapshots
+SNAP, START = BANKS + 1, BANKS + 2  # those for snapshots, and for what the run starts from
 SHOWN = 32  # ticks of metrics that wait for the driver
 MOST_LAGS = 1024  # lags of one end in a tick
 TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
@@ -79,9 +79,9 @@ class Board:
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
             {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
-            for bank in range(SNAP + 1)
+            for bank in range(START + 1)
         )
-        marks = room.take(len(posts) * (SNAP + 1) * 8)
+        marks = room.take(len(posts) * (START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
         return Board(words, started, bells, teams, cells, rows, kept, marks, named, shows)
@@ -115,7 +115,7 @@ class OpenBoard:
         self._started = memory.words(board.started, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
-        self._marks = memory.packed(board.marks, count * (SNAP + 1))
+        self._marks = memory.packed(board.marks, count * (START + 1))
         self._check = check
 
     def bell(self, team: int, spin: float = 0.0) -> FutexBell:
@@ -158,10 +158,6 @@ class OpenBoard:
         self._words[HOLDING] = 1
         fence()
         return max(self._started, default=0)
-
-    def has_begun(self, teams: Iterable[int]) -> bool:
-        """Whether all these teams have begun to turn."""
-        return all(self._started[team] for team in teams)
 
     def stop_at(self, tick: int) -> None:
         """Let nobody start `tick` or a later one."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import ShoalError, user_place
-from shoal.runtime.board import BANKS, FINAL, SNAP, OpenBoard, SharedLimit, watch_parent
+from shoal.runtime.board import BANKS, FINAL, SNAP, START, OpenBoard, SharedLimit, watch_parent
 from shoal.runtime.channels import Channel, Silent
 from shoal.runtime.fire import Replica
 from shoal.runtime.lines import Lines
@@ -154,7 +154,7 @@ class _Hall:
         self._orders, self._board = orders, board
         self._channels: dict[str, Any] = dict(orders.rings.open(memory))
         self._desk = _Desk(board)
-        held = board.read(SNAP)
+        held = board.read(START)
         past = {name: held[name] for name in orders.past}
         self._start = Snapshot(orders.first, held, past)
         self.close: Callable[[], None] = lambda: None  # once there are connections, ends them

@@ -165,6 +165,7 @@ class Apart:
         orders = self._hiring.orders(self._rings, self._layout, lines, meetings)
         by_site = [[orders[number] for number in held] for held in self._held]
         count = len(self._held)
+        self._pass_on()
         try:
             self._sites.each("start", by_site, [given] * count, [limit.ticks] * count)
         except BaseException:
@@ -177,9 +178,7 @@ class Apart:
         if self._limit.is_stopping and not self._stopped:
             self._stopped = True
             self._at_once("stop_at", 0)
-        if self._limit.asked.number > self._asked and all(self._sites.each("has_begun")):
-            self._asked, self._awaits = self._limit.asked.number, True
-            self._at_once("snap_at", self._limit.asked.tick)
+        self._pass_on()
         running = self._hear(seconds)
         if self._failure is not None:
             self._sites.end()
@@ -188,6 +187,13 @@ class Apart:
                 setattr(self._failure, name, x)
             raise self._failure
         return running
+
+    def _pass_on(self) -> None:
+        """Ask the workers for the snapshot that the limit asks for."""
+        assert self._limit is not None
+        if self._limit.asked.number > self._asked:
+            self._asked, self._awaits = self._limit.asked.number, True
+            self._at_once("snap_at", self._limit.asked.tick)
 
     def _at_once(self, does: str, tick: int) -> None:
         """Let all sites do something before the same tick, which none of them has started."""

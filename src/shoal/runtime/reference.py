@@ -14,7 +14,7 @@ from shoal.graph.ir import Carry, Glue, Graph, Link, Loop, Node
 from shoal.planning.homes import EVERYWHERE, crossings
 from shoal.planning.plan import Plan
 from shoal.planning.policy import lag_of
-from shoal.runtime.snapshot import past_name
+from shoal.runtime.snapshot import is_past, past_name
 from shoal.tracing.interpret import interpret
 from shoal.tracing.jaxprs import Code
 
@@ -163,7 +163,7 @@ class Delayed:
         return {
             value: held[name]
             for name, (value, _) in reversed(self.carry.items())
-            if "@" not in name
+            if not is_past(name)
         }
 
     def tick(self, inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:

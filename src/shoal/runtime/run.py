@@ -76,6 +76,7 @@ class Result:
     state: Any
     compile_seconds: float
     seconds: float
+    first: int = 0  # the tick it went on from
     interrupted: bool = False
     sent: Mapping[str, Sent] = field(default_factory=dict)  # between hosts, by channel
 
@@ -146,6 +147,7 @@ def run(
     watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
     first = last = began
     with stoppable(limit) as stop:
+        _ask(limit, watching.due(begun))
         going.start(limit)
         try:
             for tick in _watched(going, limit, watching, begun):
@@ -164,7 +166,7 @@ def run(
         interrupted = stop.is_set()
     leaves = [end.values[name] for name in graph.inputs]
     tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
-    return Result(end, tree, first - began, last - first, interrupted, sent)
+    return Result(end, tree, first - began, last - first, begun, interrupted, sent)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:
@@ -206,7 +208,7 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
 
     Where ends turn at their own pace it may be later that they have all given their part.
     """
-    seen, asked, taken = first, False, deque[Snapshot]()
+    seen, asked, taken = first, limit.asked.number > 0, deque[Snapshot]()
 
     def keep() -> bool:
         taken.extend(going.snapshots())
@@ -223,11 +225,15 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
             yield tick
         for tick, metrics in going.looked():
             watching.look(tick, metrics)
-        asked = asked and not keep()
-        due = None if asked or not more else watching.due(seen)
-        if due is not None and due < limit.ticks:
-            limit.ask(due)
-            asked = True
+        asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
+
+
+def _ask(limit: Limit, tick: int | None) -> bool:
+    """Want a snapshot, if it is one that comes before the end; whether it is wanted."""
+    if tick is None or tick >= limit.ticks:
+        return False
+    limit.ask(tick)
+    return True
 
 
 def _turns(going: Going, limit: Limit) -> Iterator[bool]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import SNAP, Board, OpenBoard
+from shoal.runtime.board import SNAP, START, Board, OpenBoard
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
@@ -52,7 +52,6 @@ class Site:
         self._doors: list[socket.socket] = []
         self._children: dict[int, Child] = {}
         self._shows: dict[Replica, Any] = {}
-        self._teams: list[int] = []
 
     def open(self, doors: int, workers: int, host: str = LOOPBACK) -> Doors:
         """So many doors at an address of this host, and a meeting place for each worker."""
@@ -63,14 +62,13 @@ class Site:
     def start(self, orders: list[Orders], given: Mapping[str, np.ndarray], ticks: int) -> None:
         """Start workers, from what they carry at first, to go on up to `ticks`."""
         join_fences()
-        for name, x in self._board.read(SNAP).items():
+        for name, x in self._board.read(START).items():
             if name in given:
                 x[...] = given[name]
         self._board.begin(ticks)
         cores = share_cores(orders)
         doors = self._doors or [None] * len(orders)
-        self._teams = [self._layout.teams.index(seat) for one in orders for seat in one.seats]
-        held = set(self._teams)
+        held = {self._layout.teams.index(seat) for one in orders for seat in one.seats}
         for fragment, teams in orders[0].ends.items():
             for end, team in enumerate(teams):
                 if team in held:
@@ -108,10 +106,6 @@ class Site:
     def hold(self) -> int:
         """Let nobody start a tick for a moment; how many ticks were started."""
         return self._board.hold()
-
-    def has_begun(self) -> bool:
-        """Whether all have begun to turn."""
-        return self._board.has_begun(self._teams)
 
     def stop_at(self, tick: int) -> None:
         """Let nobody start `tick` or a later one, and the others go on."""

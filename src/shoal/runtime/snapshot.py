@@ -59,6 +59,11 @@ def past_name(reader: str, value: str, age: int) -> str:
     return f"{reader}:{value}@{age}"
 
 
+def is_past(name: str) -> bool:
+    """Whether a name is one that `past_name` makes."""
+    return "@" in name
+
+
 def value_of(past: str) -> str:
     """The value that a past name is about."""
     return past.partition(":")[2].rpartition("@")[0]

@@ -84,7 +84,7 @@ class Whole:
             self._values = dict(start.without(b for b, _ in program.carry).values)
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
         self._first = self._done = start.tick
-        self._kept = start.tick, [self._values.get(b) for b, _ in program.carry]
+        self._under_way: list[tuple[int, int, list[Any], list[Any]]] = []
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
@@ -109,17 +109,16 @@ class Whole:
 
     def _run(self, limit: Limit) -> None:
         many = compile_many(self._lowering, self._program, MOST_TICKS)
-        size, begun, sent, answered = 1, 0.0, [], 0
+        size, begun, sent, answered = 1, 0.0, self._under_way, 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
                 asked = limit.asked
                 wanted = asked.number > answered and asked.tick == self._done
                 copied = self._is_copied or wanted
                 before = [jnp.copy(x) for x in self._carry] if copied else []
-                self._kept = self._done, before
                 if wanted:
                     answered = asked.number
-                    self._snapped.put(self._kept)
+                    self._snapped.put((self._done, before))
                 before = before if self._is_copied else []
                 self._carry, metrics = many(count, self._carry, self._constants)
                 sent.append((self._done, count, metrics, before))
@@ -165,12 +164,11 @@ class Whole:
             yield Snapshot(tick, self._named(carry))
 
     def final(self) -> Snapshot:
-        """The state that is reached; if a call is under way, the one kept before it."""
+        """The state that is reached; if calls are under way, the one kept before the first."""
         if self._thread and not self._is_copied:
             self._thread.join()  # nothing is kept to go back to
-        if self._thread and self._thread.is_alive():
-            done, carry = self._kept
-            return Snapshot(done, self._named(carry))
+        for first, _, _, before in self._under_way[:1]:
+            return Snapshot(first, self._named(before))
         return Snapshot(self._done, self._named(self._carry))
 
     def close(self) -> None:

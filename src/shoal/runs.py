@@ -1,0 +1,284 @@
+"""A run in its folder: what is told as it goes on, and what it can be gone on with later."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from shoal import __version__
+from shoal.checkpoints import Checkpoints, Pace, Told, pace, ticks_in
+from shoal.graph.ir import Graph, Stage, loops
+from shoal.planning.homes import Sites
+from shoal.planning.plan import Plan
+from shoal.progress import Progress
+from shoal.recipes import NOT_PLAIN, recipe_of
+from shoal.records import (
+    Episodes,
+    Evaluations,
+    Lags,
+    Lines,
+    recorded,
+    scalars,
+    without_evaluation,
+    write_json,
+)
+from shoal.runtime.logs import listening
+from shoal.runtime.packing import total
+from shoal.runtime.run import Result, Watching, run
+from shoal.runtime.snapshot import Snapshot
+from shoal.runtime.worker import KEEP_EVERY
+
+if TYPE_CHECKING:
+    from shoal.training import Job
+
+FORM = 1
+EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
+REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves: the final state, the summary, and the folder that holds both."""
+
+    state: Any
+    summary: dict[str, Any]
+    folder: Path
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Since:
+    """What a run goes on from: a state, and what was told of the ticks before it."""
+
+    start: Callable[[], Any]  # makes a snapshot, or the algorithm's tree before the first tick
+    told: Mapping[str, Any]
+
+
+def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
+    """All that it takes to make the run again, as JSON; what has no recipe is left out."""
+    every, keep = how.get("checkpoint_every", EVERY), how.get("keep", KEEP)
+    pace(every)  # refused now rather than when the first is due
+    return {
+        "form": FORM, "shoal": __version__, "jax": jax.__version__,
+        "algorithm": _recipe(job.algorithm, how.get("algorithm_from")),
+        "env": _recipe(job.env, how.get("env_from")),
+        "distribution": _recipe(drawn.distribution, None),
+        "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
+        "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
+    }  # fmt: skip
+
+
+def _recipe(thing: Any, source: str | None) -> Any:
+    found = recipe_of(thing)
+    if found is NOT_PLAIN and source:
+        file, _, name = source.rpartition(":")
+        return {"from": str(Path(file).resolve()), "name": name}
+    return {"unknown": type(thing).__name__} if found is NOT_PLAIN else found
+
+
+def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: Since) -> Trained:
+    """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
+    run_told = describe(job, drawn, how)
+    steps = env_steps_a_tick(drawn.graph) * drawn.seen
+    (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
+    how.get("announce", lambda text: None)(str(drawn))
+    summary: dict[str, Any] = {
+        "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
+        "backend": run_told["backend"], "seed": run_told["seed"], "envs": job.envs,
+        "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
+        "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(recorded(folder, summary))
+        write_json(folder / "run.json", run_told)
+        log = stack.enter_context(open(folder / "workers.log", "a", buffering=1, encoding="utf-8"))
+        shown = how.get("progress", False)
+        progress = stack.enter_context(Progress(job.ticks, steps, shown=shown))
+
+        def say(line: str) -> None:
+            log.write(line + "\n")
+            progress.say(line)
+
+        lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
+        checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
+        stack.callback(checkpoints.wait)
+        story = Story(lines, progress, steps, summary, since.told)
+        saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
+        with listening(say), environments_closed():
+            result = _run(drawn, run_told, since, saving)
+        _finish(summary, result, story)
+    return Trained(result.state, summary, folder, drawn)
+
+
+def _run(drawn: Plan, told: Told, since: Since, saving: Saving) -> Result:
+    """Run, and leave a checkpoint however it ends."""
+    watch = Watching(saving.story.see, saving.due, saving.keep, saving.story.look)
+    backend, ticks = told["backend"], told["ticks"]
+    try:
+        result = run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
+    except Exception as error:
+        if isinstance(last := getattr(error, "snapshot", None), Snapshot):
+            saving.keep(last)
+        raise
+    saving.keep(result.snapshot)
+    return result
+
+
+class Story:
+    """What is told of a run: a row a tick, the summary, and what a checkpoint has to know."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        progress: Progress,
+        steps: int,
+        summary: dict[str, Any],
+        told: Mapping[str, Any],
+    ) -> None:
+        self._lines, self._progress, self._summary = lines, progress, summary
+        self._steps, self._began = steps, time.perf_counter()
+        self._first, self.tick = told.get("tick", 0), told.get("tick", 0)
+        self._steps_before = told.get("env_steps", 0)
+        self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
+        self.resumed = list(told.get("resumed", []))
+        self.episodes = Episodes.of(told.get("episodes", {}))
+        self.lags = Lags.of(told.get("lags", {}))
+        self._evaluations = Evaluations(lines.path.with_name("evaluation.jsonl"), steps)
+        self._by_tick: dict[int, Told] = {}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are rows that found no room."""
+        return self._lines.is_behind
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of all environments so far."""
+        return self._steps_before + (self.tick - self._first) * self._steps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of running, without those between a stop and going on."""
+        return self.before + time.perf_counter() - self._began
+
+    @property
+    def rate(self) -> int:
+        """Steps of all environments in a tick."""
+        return self._steps
+
+    def see(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Tell of a tick."""
+        self.look(tick, metrics)
+        metrics = without_evaluation(metrics)
+        if tick % KEEP_EVERY == 0:  # the ticks that a failed run goes back to
+            self._by_tick[tick] = self.told()
+            self._by_tick = dict([*self._by_tick.items()][-REMEMBERED:])
+        self.episodes.see(metrics)
+        self.lags.see(metrics)
+        self.tick = tick + 1
+        row = {"tick": tick, "env_steps": self.env_steps, "seconds": round(self.seconds, 4)}
+        told = row | scalars(metrics) | {"return_mean": self.episodes.mean}
+        self._lines.add(json.dumps(told))
+        mean, count = self.episodes.mean, self.episodes.total
+        self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
+        self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
+        self._progress.see(tick, mean)
+
+    def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Tell how an evaluation went, if there was one."""
+        self._summary.update(self._evaluations.see(tick, metrics, self._progress.look))
+
+    def told(self, tick: int = -1) -> Told:
+        """What a checkpoint of this moment has to know to tell on; `tick` may be a little ago."""
+        behind = self.tick - tick if tick >= 0 else 0
+        return {
+            "env_steps": self.env_steps - behind * self._steps, "seconds": round(self.seconds, 4),
+            "return_mean": self.episodes.mean, "resumed": self.resumed,
+            "episodes": self.episodes.plain(), "lags": self.lags.plain(),
+        }  # fmt: skip
+
+    def told_at(self, tick: int) -> Told | None:
+        """What was told before a tick; None if that isn't known any more, or not yet."""
+        return self.told() if tick == self.tick else self._by_tick.get(tick)
+
+
+class Saving:
+    """When checkpoints are due, and what goes into them."""
+
+    def __init__(self, checkpoints: Checkpoints, story: Story, every: Pace) -> None:
+        self._checkpoints, self.story, self._pace = checkpoints, story, every
+        self._last, self._when = story.tick, time.monotonic()
+
+    def due(self, tick: int) -> int | None:
+        """Before which tick the next is wanted, once it is time; never two at once."""
+        if self._checkpoints.is_writing or self.story.is_behind:
+            return None
+        if self._pace.ticks:
+            return self._last + self._pace.ticks
+        late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
+        return tick if late else None
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, with what was told of it."""
+        told = self.story.told_at(snapshot.tick)
+        if told is None and snapshot.tick < self.story.tick:
+            told = self.story.told(
+                snapshot.tick
+            )  # ends at their own pace gave it later than its tick
+        if told is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
+            self._checkpoints.write(snapshot, told)
+        self._last, self._when = snapshot.tick, time.monotonic()
+
+
+def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
+    # The first tick is compiled before it runs; steps per second are of the ticks after it.
+    ticks = result.ticks - result.first
+    rate = story.rate * (ticks - 1) / result.seconds if ticks > 1 and result.seconds > 0 else 0.0
+    summary.update(
+        status="interrupted" if result.interrupted else "done",
+        ticks=result.ticks,
+        env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
+        seconds=round(story.before + result.compile_seconds + result.seconds, 3),
+        compile_seconds=round(result.compile_seconds, 3),
+        env_steps_per_second=round(rate, 1),
+        episodes=story.episodes.total,
+        return_mean=story.episodes.mean,
+    )
+    summary.update(story.lags.told())
+    summary.update(_told_sent(result))
+    if story.resumed:
+        summary["resumed"] = story.resumed
+
+
+def _told_sent(result: Result) -> dict[str, int]:
+    """Bytes that went between hosts in the whole run, and that packing saved."""
+    if not result.sent:
+        return {}
+    sent = total(result.sent.values())
+    return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
+
+
+@contextmanager
+def environments_closed() -> Iterator[None]:
+    """Close what Python environments this process has opened, whatever happens."""
+    try:
+        yield
+    finally:
+        if host := sys.modules.get("shoal.envs.host"):
+            host.close_all()
+
+
+def env_steps_a_tick(graph: Graph) -> int:
+    """How many steps each environment makes in a tick."""
+    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
+    return sum(sites.times[n.writes[0]] for n in stages)

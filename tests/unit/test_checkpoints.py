@@ -1,0 +1,203 @@
+"""A checkpoint is there whole or not at all; the newest and the best stay."""
+
+import json
+import resource
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from shoal.algorithms import ALGORITHMS, PRESETS
+from shoal.checkpoints import (
+    Checkpoints,
+    Pace,
+    pace,
+    read,
+    read_best,
+    read_newest,
+    restored,
+    ticks_in,
+    write,
+)
+from shoal.errors import CheckpointError, SettingError
+from shoal.planning.policies import POLICIES
+from shoal.recipes import NOT_PLAIN, made_from, recipe_of
+from shoal.records import Lines, cut_rows
+from shoal.runtime.crew import raw
+from shoal.runtime.snapshot import Snapshot
+from shoal.tracing.stage import path_name
+from shoal.tracing.trace import Origin
+from shoal.training import check_actions
+from unit.toy_loop import Toy, check_told, plain
+
+VALUES = {
+    "key": jax.random.key(3),
+    "scalar": jnp.float32(2.5),
+    "half": jnp.arange(5, dtype=jnp.bfloat16),
+    "flags": jnp.array([True, False]),
+    "none": jnp.zeros((0, 3)),
+    "a.b/c": jnp.arange(6, dtype=jnp.int8).reshape(2, 3),
+}
+
+
+def same(got, wanted):
+    assert list(got) == list(wanted)
+    for name in wanted:
+        x, y = raw(got[name]), raw(wanted[name])
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), name
+        assert x.tobytes() == y.tobytes(), name
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    write(tmp_path / "7", Snapshot(7, VALUES, {"reader:half@1": VALUES["half"]}), {"seconds": 1.5})
+    saved = read(tmp_path / "7")
+    assert (saved.snapshot.tick, saved.told["seconds"]) == (7, 1.5)
+    same(saved.snapshot.values, VALUES)
+    same(saved.snapshot.past, {"reader:half@1": VALUES["half"]})
+
+
+def loops():
+    """Every algorithm, with the first of these environments that it can act in."""
+    pytest.importorskip("gymnax")
+    for name, make in ALGORITHMS.items():
+        for env in map(shoal.envs.make, ("CartPole-v1", "Pendulum-v1")):
+            try:
+                check_actions(make(), env)
+            except SettingError:
+                continue
+            yield name, make(), env
+            break
+
+
+def test_every_algorithm_is_read_as_it_was_written(tmp_path):
+    for name, algorithm, env in loops():
+        origin = Origin(algorithm, env)
+        spec = origin.spec(4)
+        state = jax.tree.map(lambda s: made_up(s.shape, s.dtype), spec)
+        paths = jax.tree_util.tree_flatten_with_path(state)[0]
+        write(tmp_path / name, Snapshot(3, named(paths)), {})
+        found = restored(read(tmp_path / name), spec, name)
+        same(found.values, named(paths))
+        for x, (_, y) in zip(found.values.values(), paths, strict=True):
+            assert x.dtype == y.dtype
+
+
+def named(paths):
+    return {path_name(path): x for path, x in paths}
+
+
+def made_up(shape, dtype):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(1), shape)
+    return jnp.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 100).astype(dtype)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 2, pytest.fail)
+    for tick, mean in enumerate([None, 5.0, 9.0, 9.0, 3.0, 4.0, 1.0]):
+        checkpoints.write(Snapshot(tick, {"w": jnp.float32(tick)}), {"return_mean": mean})
+    checkpoints.wait()
+    assert ticks_in(tmp_path) == [3, 5, 6]
+    assert float(read_best(tmp_path).snapshot.values["w"]) == 3
+    assert read_newest(tmp_path, pytest.fail).snapshot.tick == 6
+
+
+def test_what_was_being_written_when_its_run_was_killed_is_nothing(tmp_path):
+    write(tmp_path / "2", Snapshot(2, VALUES), {})
+    write(tmp_path / "3.writing", Snapshot(3, VALUES), {})
+    assert ticks_in(tmp_path) == [2]
+    Checkpoints(tmp_path, 2, pytest.fail).wait()
+    assert [p.name for p in tmp_path.iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize("file", ["told.json", "state/manifest.ocdbt", "state/_METADATA"])
+def test_whatever_file_is_cut_short_the_checkpoint_before_is_used(tmp_path, file):
+    for tick in (2, 3):
+        write(tmp_path / str(tick), Snapshot(tick, VALUES), {})
+    path = tmp_path / "3" / file
+    path.write_bytes(path.read_bytes()[:-9])
+    said = []
+    assert read_newest(tmp_path, said.append).snapshot.tick == 2
+    assert "3 can't be read" in said[0]
+    (tmp_path / "2" / "told.json").unlink()
+    check_told(CheckpointError, lambda: read_newest(tmp_path, said.append), "none of the 2")
+
+
+@contextmanager
+def no_file_larger_than(nbytes):
+    """As on a full disk, writing more fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it_and_is_told(tmp_path):
+    said = []
+    checkpoints = Checkpoints(tmp_path, 2, said.append)
+    large = {"w": jax.random.normal(jax.random.key(0), (300_000,))}
+    checkpoints.write(Snapshot(1, large), {})
+    checkpoints.wait()
+    with no_file_larger_than(100_000):
+        checkpoints.write(Snapshot(2, large), {})
+        checkpoints.wait()
+    assert "tick 2 could not be written" in said[0]
+    assert "the newest is of tick 1" in said[0]
+    assert [p.name for p in tmp_path.iterdir()] == ["1"]
+    same(read_newest(tmp_path, pytest.fail).snapshot.values, large)
+    checkpoints.write(Snapshot(3, large), {})
+    checkpoints.wait()
+    assert ticks_in(tmp_path) == [1, 3]
+
+
+def test_rows_that_find_the_disk_full_are_written_whole_when_there_is_room(tmp_path):
+    path, said = tmp_path / "rows", []
+    with Lines(path, said.append) as lines:
+        lines.add('{"tick": 0}')
+        with no_file_larger_than(20):
+            lines.add('{"tick": 1}')
+            lines.add('{"tick": 2}')
+            assert lines.is_behind
+            assert path.read_text() == '{"tick": 0}\n'
+        lines.add('{"tick": 3}')
+    assert len(said) == 1
+    assert [json.loads(row)["tick"] for row in path.read_text().splitlines()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("tail", ["", '{"tick": 7}\n', '{"tick', "7\n"])
+def test_rows_after_a_tick_and_halves_of_rows_are_cut(tmp_path, tail):
+    path = tmp_path / "rows"
+    path.write_text('{"tick": 0}\n{"tick": 1}\n' + tail)
+    cut_rows(path, 2)
+    assert path.read_text() == '{"tick": 0}\n{"tick": 1}\n'
+    cut_rows(path, 1)
+    assert path.read_text() == '{"tick": 0}\n'
+
+
+@pytest.mark.parametrize(("text", "means"), [("100", Pace(100)), (7, Pace(7)), ("end", Pace())])
+def test_how_often_can_be_said_in_ticks(text, means):
+    assert pace(text) == means
+
+
+def test_how_often_can_be_said_in_seconds_and_nonsense_is_refused():
+    assert pace("1.5s") == Pace(seconds=1.5)
+    for text in ("", "s", "0", "-3", "-1s", "often", "nans"):
+        check_told(SettingError, lambda text=text: pace(text), "every", "60s")
+
+
+def test_what_is_plain_can_be_made_again_from_json():
+    presets = [preset.algorithm for named in PRESETS.values() for preset in named.values()]
+    policies = [make() for make in POLICIES.values()]
+    for thing in [*presets, *policies, Toy(plain), {"a": (1, [2.5, None])}]:
+        assert made_from(json.loads(json.dumps(recipe_of(thing)))) == thing
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_what_is_not_plain_has_no_recipe(number):
+    things = [object(), lambda: 0, (1, object()), {1: 2}, Toy(lambda state: state)]
+    assert recipe_of(things[number]) is NOT_PLAIN
