@@ -72,8 +72,8 @@ class Checkpoints:
         if keep < 1:
             raise SettingError(f"keep={keep} checkpoints", "Keep at least one, to go on from.")
         self.folder, self._keep, self._say = folder, keep, say
-        self._thread = threading.Thread(target=_load_orbax, name="checkpoint")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        threading.Thread(target=_load_orbax, name="orbax").start()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"*{WRITING}"):  # by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -81,7 +81,7 @@ class Checkpoints:
     @property
     def is_writing(self) -> bool:
         """Whether one is on its way to the disk."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def write(self, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint, once the one before is done; returns at once."""
@@ -92,7 +92,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _write(self, snapshot: Snapshot, told: Told) -> None:
         """Write a checkpoint and forget old ones; a full disk is told, and training goes on."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FORM = 1
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
+AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Story:
         self.lags = Lags.of(told.get("lags", {}))
         self._evaluations = Evaluations(lines.path.with_name("evaluation.jsonl"), steps)
         self._by_tick: dict[int, Told] = {}
+        self.awaits = False  # whether a snapshot is to come, of a tick not known yet
 
     @property
     def is_behind(self) -> bool:
@@ -179,9 +181,10 @@ class Story:
         """Tell of a tick."""
         self.look(tick, metrics)
         metrics = without_evaluation(metrics)
-        if tick % KEEP_EVERY == 0:  # the ticks that a failed run goes back to
+        if self.awaits or tick % KEEP_EVERY == 0:  # the ticks that a failed run goes back to
             self._by_tick[tick] = self.told()
-            self._by_tick = dict([*self._by_tick.items()][-REMEMBERED:])
+            if len(self._by_tick) > (AWAITED if self.awaits else REMEMBERED):
+                del self._by_tick[next(iter(self._by_tick))]
         self.episodes.see(metrics)
         self.lags.see(metrics)
         self.tick = tick + 1
@@ -222,20 +225,19 @@ class Saving:
         """Before which tick the next is wanted, once it is time; never two at once."""
         if self._checkpoints.is_writing or self.story.is_behind:
             return None
-        if self._pace.ticks:
-            return self._last + self._pace.ticks
         late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
-        return tick if late else None
+        self.story.awaits = bool(self._pace.ticks or late)
+        return max(tick, self._last + self._pace.ticks) if self.story.awaits else None
 
     def keep(self, snapshot: Snapshot) -> None:
         """Write a snapshot, with what was told of it."""
         told = self.story.told_at(snapshot.tick)
         if told is None and snapshot.tick < self.story.tick:
-            told = self.story.told(
-                snapshot.tick
-            )  # ends at their own pace gave it later than its tick
+            # Ends at their own pace gave their parts later than that.
+            told = self.story.told(snapshot.tick)
         if told is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
             self._checkpoints.write(snapshot, told)
+        self.story.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 
 
