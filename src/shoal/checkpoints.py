@@ -248,7 +248,7 @@ def restored(saved: Saved, spec: Any, title: str) -> Snapshot:
                 "Go on with the settings and the number of environments that it was trained with.",
             )
         made[name] = x if is_key else jnp.asarray(x)
-    return Snapshot(saved.snapshot.tick, made, saved.snapshot.past)
+    return Snapshot(saved.snapshot.tick, made, saved.snapshot.past, is_owned=True)
 
 
 def _load_orbax() -> None:

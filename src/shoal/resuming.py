@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -18,7 +19,7 @@ from shoal.planning.policy import DistributionPolicy
 from shoal.recipes import load_file, made_from
 from shoal.records import cut_rows, locked
 from shoal.runs import FORM, Since, Trained, run_job
-from shoal.runtime.run import check_backend
+from shoal.runtime.run import check_backend, fresh_start
 from shoal.runtime.snapshot import Snapshot
 from shoal.tracing.trace import trace
 from shoal.training import Job, beside_evaluation, ensure_devices, plan
@@ -134,7 +135,7 @@ def _since(
             f"Give it more to do: --ticks {tick + job.ticks}.",
         )
     origin = drawn.graph.origin
-    start: Callable[[], Any] = partial(origin.start, seed, job.envs)
+    start: Callable[[], Any] = partial(fresh_start, drawn.graph, seed)
     told: dict[str, Any] = {}
     if saved:
         snapshot = restored(saved, origin.spec(job.envs), job.title)
@@ -167,4 +168,4 @@ def _restarted(drawn: Plan, snapshot: Snapshot, seed: int) -> Snapshot:
         return snapshot
     graph = drawn.graph
     values = restart_hosts(graph.origin, snapshot.values, graph.envs, seed + snapshot.tick)
-    return Snapshot(snapshot.tick, values, snapshot.past)
+    return replace(snapshot, values=values)
