@@ -56,7 +56,7 @@ class Greedy:
         states, step = env.step(state.states, jnp.broadcast_to(state.ask, state.states.inner.shape))
         return State(learn(state.ask), states), {"paid": jnp.mean(step.reward)}
 
-    def play(self, state, obs, memory):
+    def play(self, env, state, obs, memory):
         steps = jnp.float32(0) if memory is None else memory
         return (steps if self.counts else state.ask), steps + 1
 

@@ -110,6 +110,11 @@ class A2C:
         memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
         return key, memory, now.sample(action_key)
 
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """The likeliest action in one environment, and what is remembered then."""
+        params, moments = state.learner.params, state.learner.obs_moments
+        return actor_critic.play(params, memory, self.features(obs, moments))
+
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""

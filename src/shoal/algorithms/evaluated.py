@@ -59,7 +59,7 @@ class Evaluated:
         if not hasattr(self.algorithm, "play"):
             raise SettingError(
                 f"{type(self.algorithm).__name__} can't be evaluated: it has no method `play`",
-                "Give it play(state, obs, memory), which returns the best action in one "
+                "Give it play(env, state, obs, memory), which returns the best action in one "
                 "environment, and what to remember.",
             )
 
@@ -98,7 +98,7 @@ class Evaluated:
         """One episode in each environment, with what is thought best in each situation."""
 
         def choose(obs: Any, memory: Any) -> tuple[Any, Any]:
-            return self.algorithm.play(training, obs, memory)
+            return self.algorithm.play(env, training, obs, memory)
 
         def move(played: Played) -> Played:
             action, memory = jax.vmap(choose)(played.obs, played.memory)

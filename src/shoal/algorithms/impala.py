@@ -113,6 +113,11 @@ class IMPALA:
         action = now.sample(action_key)
         return key, memory, action, now.log_prob(action)
 
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """The likeliest action in one environment, and what is remembered then."""
+        params, moments = state.learner.params, state.learner.obs_moments
+        return actor_critic.play(params, memory, self.features(obs, moments))
+
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""

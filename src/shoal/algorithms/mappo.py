@@ -166,6 +166,12 @@ class MAPPO:
             log_prob[name] = now.log_prob(action[name])
         return key, memory, action, log_prob
 
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """Every agent's likeliest action in one environment, and what is remembered then."""
+        routes = route(env, self.policies)
+        shown = look(routes, obs, 0, central=False)
+        return teams.play(state.learner.params, routes, shown, memory)
+
     @stage
     def learn(self, learner: Learner, rollouts: dict[str, Rollout]) -> tuple[Learner, Any]:
         """The learner after all epochs, and the mean parts of each policy's loss."""

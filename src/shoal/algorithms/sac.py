@@ -142,6 +142,11 @@ class SAC:
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
         return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
 
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[jax.Array, Any]:
+        """The policy's likeliest action in one environment."""
+        unit = squashed(state.learner.params.actor, self.features(env, obs)).mode()
+        return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
+
     @stage(per="env")
     def replay_add(self, ring: replay.Ring, seen: Seen) -> replay.Ring:
         """The ring with one tick's steps of its environment."""

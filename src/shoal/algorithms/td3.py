@@ -135,9 +135,7 @@ class TD3:
         return State(learner, *rows, memory._replace(key=key)), parts | totals
 
     @stage(per="env")
-    def act(
-        self, key: jax.Array, shown: jax.Array, *, actor: Layers, ticks: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def act(self, key: jax.Array, shown: jax.Array, *, actor: Layers, ticks: jax.Array) -> tuple:
         """The next key, and the actor's action with noise, or any before it has learnt."""
         key, noise_key, any_key = jax.random.split(key, 3)
         own = certain(actor, shown)
@@ -145,6 +143,11 @@ class TD3:
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
         own = jnp.clip(own + noise, -1, 1)
         return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
+
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[jax.Array, Any]:
+        """The actor's action without noise in one environment."""
+        unit = certain(state.learner.params.actor, self.features(env, obs))
+        return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
 
     @stage(per="env")
     def replay_add(self, ring: replay.Ring, seen: Seen) -> replay.Ring:
@@ -180,9 +183,7 @@ class TD3:
         return Learner(params, target, opt_state, learner.ticks + 1, count), mean(parts)
 
     @stage
-    def grad(
-        self, params: Params, target: Params, drawn: Drawn, turn: jax.Array
-    ) -> tuple[Params, Metrics]:
+    def grad(self, params: Params, target: Params, drawn: Drawn, turn: jax.Array) -> tuple:
         """The gradient of both losses; of the actor's only where it is its turn."""
         drawn = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drawn)
         return jax.grad(self.loss, has_aux=True)(params, target, drawn, turn)
@@ -202,9 +203,7 @@ class TD3:
         new, old = (optax.apply_updates(params, moves), after), (params, opt_state)
         return jax.tree.map(lambda x, y: jnp.where(due, x, y), new, old)
 
-    def loss(
-        self, params: Params, target: Params, drawn: Drawn, turn: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: Params, target: Params, drawn: Drawn, turn: jax.Array) -> tuple:
         """The losses of critics and actor; neither has a slope in the other's part."""
         batch, noise = drawn
         noise = jnp.clip(self.smoothing * noise, -self.smoothing_clip, self.smoothing_clip)

@@ -11,7 +11,7 @@ from jax import lax
 
 from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
 from shoal.rl.distributions import Distribution, masked
-from shoal.rl.memory import Memory, forget, init_memory, remember, unroll, width_of
+from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
 from shoal.rl.nets import init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.routing import Policy, Routes
@@ -86,6 +86,17 @@ def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution
     """What is remembered then, and what each agent does."""
     memory, seen = remember(params.memory, memory, shown.own, _never(shown.own))
     return memory, _chances(params, seen, shown.mask)
+
+
+def play(
+    params: dict[str, Member], routes: Routes, shown: dict[str, Shown], memory: Any
+) -> tuple[Any, Any]:
+    """All agents' likeliest actions in one environment, and what is remembered; None: nothing."""
+    if memory is None:
+        memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
+    made = {name: decide(of, memory[name], shown[name]) for name, of in params.items()}
+    action = {name: now.mode() for name, (_, now) in made.items()}
+    return routes.join(action, 0), {name: kept for name, (kept, _) in made.items()}
 
 
 def reconsider(
