@@ -5,24 +5,21 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from shoal.checkpoints import Saved, forget, read_newest, restored, ticks_in
-from shoal.envs.fresh import restart_hosts
 from shoal.errors import SettingError
 from shoal.planning.cluster import Cluster
 from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy
 from shoal.recipes import load_file, made_from
 from shoal.records import cut_rows, locked
-from shoal.runs import FORM, Since, Trained, run_job
+from shoal.runs import FORM, Since, Trained, run_job, with_new_episodes
 from shoal.runtime.run import check_backend, fresh_start
-from shoal.runtime.snapshot import Snapshot
 from shoal.tracing.trace import trace
-from shoal.training import Job, beside_evaluation, ensure_devices, plan
+from shoal.training import Job, beside_evaluation, cluster_of, ensure_devices, plan
 
 
 class Again(TypedDict, total=False):
@@ -31,6 +28,8 @@ class Again(TypedDict, total=False):
     ticks: int
     backend: str
     cluster: Cluster
+    address: str
+    restarts: int
     algorithm: Any
     env: Any
     checkpoint_every: str | int
@@ -57,12 +56,11 @@ def resume(
         distribution = beside_evaluation(job, distribution)
         ensure_devices(distribution)
         graph = trace(job.algorithm, job.env, envs=job.envs)
-        drawn = plan(graph, distribution, how.get("cluster"))
+        drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
         announce = how.get("announce", lambda text: None)
         since = _since(folder, job, drawn, told["seed"], announce)
-        for name in ("checkpoint_every", "keep", "seed"):
-            told[name] = how.get(name) or told[name]
-        settings = {n: told[n] for n in ("checkpoint_every", "keep", "seed")}
+        kept = ("checkpoint_every", "keep", "seed", "restarts")
+        settings = {name: how.get(name, told.get(name, 0)) for name in kept}
         sources = {f"{name}_from": _source(told[name]) for name in ("algorithm", "env")}
         given = {**how, **settings, **sources, "backend": backend}
         return run_job(job, drawn, folder, given, since)
@@ -140,7 +138,7 @@ def _since(
     if saved:
         snapshot = restored(saved, origin.spec(job.envs), job.title)
         told = {**saved.told, "resumed": [*saved.told["resumed"], tick]}
-        start = partial(_restarted, drawn, snapshot, seed)
+        start = partial(with_new_episodes, drawn.graph, seed, snapshot)
     for later in ticks_in(folder / "checkpoints"):
         if later > tick:
             forget(folder / "checkpoints", later)
@@ -160,12 +158,3 @@ def _going_on(saved: Saved | None, job: Job, drawn: Plan) -> str:
             "that stepped them: they begin new episodes."
         )
     return text + "\n"
-
-
-def _restarted(drawn: Plan, snapshot: Snapshot, seed: int) -> Snapshot:
-    """The snapshot, with new episodes where environments could not be saved."""
-    if not any(stage.host for stage in drawn.graph.stages):
-        return snapshot
-    graph = drawn.graph
-    values = restart_hosts(graph.origin, snapshot.values, graph.envs, seed + snapshot.tick)
-    return replace(snapshot, values=values)

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from shoal import __version__
 from shoal.checkpoints import Checkpoints, Pace, Told, pace, ticks_in
+from shoal.envs.fresh import restart_hosts
+from shoal.errors import LostError
 from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
@@ -31,9 +34,10 @@ from shoal.records import (
     without_evaluation,
     write_json,
 )
-from shoal.runtime.logs import listening
+from shoal.runtime.again import Care
+from shoal.runtime.logs import Say, listening
 from shoal.runtime.packing import total
-from shoal.runtime.run import Result, Watching, run
+from shoal.runtime.run import Result, Watching
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import KEEP_EVERY
 
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.training import Job
 
 FORM = 1
+RESTARTS = 3  # on a cluster, where workers are lost now and then
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
 AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
@@ -75,6 +80,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
         "distribution": _recipe(drawn.distribution, None),
         "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
         "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
+        "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
     }  # fmt: skip
 
 
@@ -114,18 +120,30 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         stack.callback(checkpoints.wait)
         story = Story(lines, progress, steps, summary, since.told)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
+        care = _care(drawn.graph, run_told, summary, say)
         with listening(say), environments_closed():
-            result = _run(drawn, run_told, since, saving)
+            result = _run(drawn, run_told, since, saving, care)
         _finish(summary, result, story)
     return Trained(result.state, summary, folder, drawn)
 
 
-def _run(drawn: Plan, told: Told, since: Since, saving: Saving) -> Result:
+def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
+    """How the run goes on when somebody is lost; it is told, and counted."""
+
+    def tell(error: LostError, tick: int) -> None:
+        summary["restarts"] = summary.get("restarts", 0) + 1
+        say(f"{error.what}; going on from tick {tick}")
+
+    fresh = partial(with_new_episodes, graph, told["seed"])
+    return Care(told["restarts"], tell=tell, fresh=fresh)
+
+
+def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> Result:
     """Run, and leave a checkpoint however it ends."""
     watch = Watching(saving.story.see, saving.due, saving.keep, saving.story.look)
     backend, ticks = told["backend"], told["ticks"]
     try:
-        result = run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
+        result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
     except Exception as error:
         if isinstance(last := getattr(error, "snapshot", None), Snapshot):
             saving.keep(last)
@@ -267,6 +285,14 @@ def _told_sent(result: Result) -> dict[str, int]:
         return {}
     sent = total(result.sent.values())
     return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
+
+
+def with_new_episodes(graph: Graph, seed: int, snapshot: Snapshot) -> Snapshot:
+    """The snapshot, with new episodes where environments could not be saved."""
+    if not any(stage.host for stage in graph.stages):
+        return snapshot
+    values = restart_hosts(graph.origin, snapshot.values, graph.envs, seed + snapshot.tick)
+    return replace(snapshot, values=values)
 
 
 @contextmanager

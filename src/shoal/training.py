@@ -24,7 +24,7 @@ from shoal.planning.policy import DistributionPolicy
 from shoal.records import locked, new_folder
 from shoal.runs import Since, Trained, run_job
 from shoal.runtime.machine import this_machine
-from shoal.runtime.run import check_backend, fresh_start
+from shoal.runtime.run import check_backend, fresh_start, load_ray
 from shoal.runtime.verify import Verification, verify_plan
 from shoal.tracing.trace import trace
 
@@ -38,6 +38,8 @@ class How(TypedDict, total=False):
     seed: int
     evaluate: int  # every so many ticks; not at all unless said
     cluster: Cluster
+    address: str  # of a Ray cluster; without it, the one at hand
+    restarts: int  # losses of workers within five minutes that a run outlives
     folder: str | Path
     name: str
     progress: bool
@@ -53,6 +55,13 @@ def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None
     return make_plan(graph, distribution, cluster or this_machine())
 
 
+def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
+    """The cluster that a run is to use, where one is said or the backend has its own."""
+    if how.get("backend") == "ray" and how.get("cluster") is None:
+        return load_ray().ray_cluster(how.get("address", ""))
+    return how.get("cluster")
+
+
 def train(
     algorithm: Any, env: Any, distribute: DistributionPolicy | None = None, **how: Unpack[How]
 ) -> Trained:
@@ -66,7 +75,7 @@ def train(
     check_backend(how.get("backend", "threads"))
     distribution = beside_evaluation(job, distribute or default_distribution(job.env))
     ensure_devices(distribution)
-    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, how.get("cluster"))
+    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, cluster_of(how))
     folder = new_folder(
         Path(how.get("folder", "runs")), how.get("name", ""), f"{job.title}-{job.env_name}"
     )
@@ -83,7 +92,7 @@ def verify(
     distribute = distribute or default_distribution(job.env)
     ensure_devices(distribute)
     graph = trace(job.algorithm, job.env, envs=job.envs)
-    drawn = plan(graph, distribute, how.get("cluster"))
+    drawn = plan(graph, distribute, cluster_of(how))
     state = graph.origin.start(how.get("seed", 0), job.envs)
     return verify_plan(drawn, how.get("backend", "threads"), ticks=job.ticks, state=state)
 

@@ -14,10 +14,12 @@ from shoal import __version__
 from shoal.cli.catalogue import catalogue, settings
 from shoal.cli.options import (
     add_checkpoints,
+    add_cluster,
     add_distribution,
     add_evaluation,
     add_loop,
     chosen_checkpoints,
+    chosen_cluster,
     chosen_distribution,
     chosen_loop,
     chosen_sources,
@@ -84,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Every command and option."""
     parser = argparse.ArgumentParser(
         prog="shoal",
-        description="Write a training loop once; run it fused, on threads or on processes.",
+        description="Write a training loop once; run it fused, on threads, processes or a cluster.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -121,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
             one.add_argument("--name", default="", help="name of the run's folder")
             one.add_argument("--folder", default="runs", help="where runs are kept")
             add_checkpoints(one)
+            add_cluster(one)
     _add_others(commands)
     return parser
 
@@ -143,6 +146,7 @@ def _add_others(commands: Any) -> None:
     more.add_argument("--debug", action="store_true", help="show full tracebacks")
     add_distribution(more)
     add_checkpoints(more)
+    add_cluster(more)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -151,7 +155,7 @@ def _train(options: argparse.Namespace) -> int:
     how = {"envs": options.envs, "ticks": options.ticks, "backend": options.backend}
     how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
     how |= {"evaluate": options.evaluate or 0}
-    how |= chosen_checkpoints(options) | chosen_sources(options)
+    how |= chosen_checkpoints(options) | chosen_sources(options) | chosen_cluster(options)
     trained = train(
         *loop, distribution, **how, progress=True, announce=lambda text: console.print(text + "\n")
     )
@@ -160,7 +164,8 @@ def _train(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
-    how: Json = {"ticks": options.ticks, "backend": options.backend, **chosen_checkpoints(options)}
+    how: Json = {"ticks": options.ticks, "backend": options.backend}
+    how |= chosen_checkpoints(options) | chosen_cluster(options)
     trained = resume(
         options.run if options.run.exists() else Path("runs") / options.run,
         chosen_distribution(options),

@@ -110,6 +110,28 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """The arguments about a Ray cluster, and about workers that are lost."""
+    parser.add_argument("--address", help="of a Ray cluster (with --backend ray), HOST:PORT")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help="lost workers within five minutes that the run outlives (default: 3 on Ray, else 0)",
+    )
+
+
+def chosen_cluster(options: argparse.Namespace) -> dict[str, Any]:
+    """What is said of a cluster."""
+    said = {"address": options.address, "restarts": options.restarts}
+    if said["address"] and options.backend != "ray":
+        raise SettingError(
+            f"--address {said['address']} is of a Ray cluster, and the backend isn't `ray`",
+            "Add --backend ray.",
+        )
+    return {name: value for name, value in said.items() if value is not None}
+
+
 def chosen_checkpoints(options: argparse.Namespace) -> dict[str, Any]:
     """What is said of checkpoints."""
     said = {"checkpoint_every": options.checkpoint_every, "keep": options.keep}

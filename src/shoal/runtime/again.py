@@ -44,6 +44,8 @@ class Care:
 
         What ticks show that are done again is not shown again.
         """
+        if not self.restarts:
+            return run(plan, backend, ticks=ticks, state=state, watch=watch)
         start = as_snapshot(plan.graph, state)
         watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
         memory = _Memory(watching, start, self.every)
