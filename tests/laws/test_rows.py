@@ -168,6 +168,11 @@ APART = {
     "drawn from split keys": lambda s: jax.vmap(
         lambda key: jax.random.uniform(jax.random.split(key)[1])
     )(s["keys"]),
+    "joined and averaged by row": lambda s: (
+        jax.vmap(lambda x: jnp.mean(jnp.concatenate([jnp.ravel(x), jnp.ravel(x)])))(s["x"][0])[
+            :, None
+        ].T
+    ),
     "mapped": lambda s: jax.vmap(lambda x: x @ x.T, 1)(s["x"]),
     "scan over time": over(by_turns),
     "counted loop": lambda s: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x) + i, s["x"]),

@@ -7,13 +7,17 @@ import pytest
 import shoal
 from laws.cases import FOUR, ONE
 from laws.herd import herd
-from shoal.algorithms import MAPPO
+from shoal.algorithms import MAPPO, QMIX
 from shoal.runtime.verify import difference
 
 TICKS, ENVS, TOLERANCE = 4, 4, 1e-5
 SMALL = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}
 TABLE = (("dog*", "shepherd"), ("*", "prey"))
+# The ring is full after three ticks; nothing is learnt before the second.
+REPLAY = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 2, "capacity": 3}
+WIDTHS = {"memory_width": 8, "mixer_width": 4, "mixer_hidden": 8}
 LOOPS = {
+    "qmix": QMIX(**REPLAY, **WIDTHS, learning_rate=0.01, target_every=2, td_lambda=0.5),
     "mappo": MAPPO(**SMALL, policies=TABLE),
     "mappo, gru": MAPPO(**SMALL, policies=TABLE, memory="gru", memory_width=8, sequence=4),
 }
@@ -25,11 +29,12 @@ POLICIES = {
     "multi_learner(2)": shoal.multi_learner(2),
     "central(2)": shoal.central(2),
     "decoupled(2,1,1)": shoal.decoupled(2, 1, 1),
+    "ape_x(2)": shoal.ape_x(2),
 }
 CELLS = [
-    *[("mappo", policy) for policy in POLICIES],
+    *[("mappo", policy) for policy in POLICIES if policy != "ape_x(2)"],
     ("mappo, gru", "single_learner_coarse(2)"),
-    ("mappo, gru", "central(2)"),
+    *[("qmix", policy) for policy in POLICIES],
 ]
 
 

@@ -7,8 +7,10 @@ from shoal.algorithms.ippo import IPPO
 from shoal.algorithms.mappo import MAPPO
 from shoal.algorithms.ppo import PPO
 from shoal.algorithms.presets import PRESETS, Preset
+from shoal.algorithms.qmix import QMIX
 from shoal.algorithms.sac import SAC
 from shoal.algorithms.td3 import DDPG, TD3
+from shoal.algorithms.vdn import VDN
 
 ALGORITHMS = {
     "a2c": A2C,
@@ -18,8 +20,10 @@ ALGORITHMS = {
     "ippo": IPPO,
     "mappo": MAPPO,
     "ppo": PPO,
+    "qmix": QMIX,
     "sac": SAC,
     "td3": TD3,
+    "vdn": VDN,
 }
 
 __all__ = [
@@ -32,7 +36,9 @@ __all__ = [
     "MAPPO",
     "PPO",
     "PRESETS",
+    "QMIX",
     "SAC",
     "TD3",
+    "VDN",
     "Preset",
 ]

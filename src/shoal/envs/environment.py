@@ -127,7 +127,7 @@ class Environment:
         )
         truncated = jax.tree.map(lambda late, over: late & ~over, truncated, terminated)
         done = ended(terminated, truncated, axes=0)
-        episode_return = state.episode_return + _mean_of_agents(reward)
+        episode_return = state.episode_return + mean_of_agents(reward)
         episode_length = state.episode_length + 1
         after = EnvState(key, inner, episode_return, episode_length)
         start = _start_rarely if getattr(self.simulator, "costly_reset", False) else _start_where
@@ -177,7 +177,7 @@ def clip(space: Action | Groups, x: Tree) -> Tree:
     assert_never(space)
 
 
-def _mean_of_agents(reward: Tree) -> jax.Array:
+def mean_of_agents(reward: Tree) -> jax.Array:
     """The mean of the rewards of one step of one environment."""
     rewards = jax.tree.leaves(reward)
     if len(rewards) == 1 and not rewards[0].ndim:

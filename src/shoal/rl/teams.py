@@ -124,15 +124,25 @@ def expect(
     now, last = shown
     memory_t, seen_t, then_t = (), now.own, last.own
     if params.memory:
-
-        def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
-            own, led_to, over = at
-            after, seen = remember(params.memory, memory, own, _never(own))
-            _, then = remember(params.memory, after, led_to, _never(led_to))
-            return forget(after, over), (memory, seen, then)
-
-        _, (memory_t, seen_t, then_t) = lax.scan(along, memory, (now.own, last.own, ended))
+        memory_t, seen_t, then_t = recall(params.memory, memory, (now.own, last.own), ended)
     return memory_t, _value(params, seen_t, now.world), _value(params, then_t, last.world)
+
+
+def recall(
+    memory: Memory, state: Any, features: tuple[jax.Array, jax.Array], ended: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
+    """What was remembered before each step; what it acted on and led to, with what is remembered.
+
+    `features` are of what each step acted on and of what it really led to, [steps, ...].
+    """
+
+    def along(state: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
+        own, led_to, over = at
+        after, seen = remember(memory, state, own, _never(own))
+        _, then = remember(memory, after, led_to, _never(led_to))
+        return forget(after, over), (state, seen, then)
+
+    return lax.scan(along, state, (*features, ended))[1]
 
 
 def _shown(policy: Policy, obs: Any, axis: int) -> Shown:

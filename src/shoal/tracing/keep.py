@@ -69,6 +69,8 @@ def flow(narrow: Any, wide: Any, ins: Sequence[State], drawn: list[Any]) -> list
     if PART in ins and not agrees and not any(True for _ in below(narrow)):
         return [PART] * len(narrow.outvars)
     states = _by_kind(narrow, wide, ins, drawn)
+    # Batched by vmap, operations have axes that are NumPy's integers.
+    states = [int(s) if isinstance(s, np.integer) else s for s in states]
     checked = [
         _check(s, n.aval, w.aval)
         for s, n, w in zip(states, narrow.outvars, wide.outvars, strict=True)

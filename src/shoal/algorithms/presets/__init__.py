@@ -4,12 +4,22 @@ from shoal.algorithms.presets.ppo import PPO_PRESETS
 from shoal.algorithms.presets.preset import Preset
 from shoal.algorithms.presets.sac import SAC_PRESETS
 from shoal.algorithms.presets.td3 import DDPG_PRESETS, TD3_PRESETS
+from shoal.algorithms.presets.teams import (
+    IPPO_PRESETS,
+    MAPPO_PRESETS,
+    QMIX_PRESETS,
+    VDN_PRESETS,
+)
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "ddpg": DDPG_PRESETS,
+    "ippo": IPPO_PRESETS,
+    "mappo": MAPPO_PRESETS,
     "ppo": PPO_PRESETS,
+    "qmix": QMIX_PRESETS,
     "sac": SAC_PRESETS,
     "td3": TD3_PRESETS,
+    "vdn": VDN_PRESETS,
 }
 
 __all__ = ["PRESETS", "Preset"]

@@ -1,0 +1,250 @@
+"""Deep Q-learning of a team, whose worth is mixed from its agents' (Rashid et al., 2018).
+
+Agents of a policy share one recurrent network. Replay keeps sequences of a tick's steps, each with
+what was remembered at its start.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.envs import (
+    Discrete,
+    Environment,
+    EnvState,
+    Groups,
+    HostEnvironment,
+    HostState,
+    episode_totals,
+    key_rows,
+)
+from shoal.envs.environment import ended, mean_of_agents
+from shoal.errors import UnknownNameError
+from shoal.rl import mixing, replay
+from shoal.rl.losses import squared_error
+from shoal.rl.memory import forget, start
+from shoal.rl.mixing import Networks
+from shoal.rl.optimise import clipped_adam
+from shoal.rl.returns import discounted_return
+from shoal.rl.routing import Table, route
+from shoal.rl.teams import look
+from shoal.tracing.stage import mean, stage
+
+Env = Environment | HostEnvironment
+Metrics = dict[str, jax.Array]
+MIXERS = ("monotonic", "sum")
+
+
+class Learner(NamedTuple):
+    """What learning carries from tick to tick; nothing of it has a row an environment."""
+
+    params: Networks
+    target: Networks
+    opt_state: optax.OptState
+    ticks: jax.Array
+    updates: jax.Array
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    memory: dict[str, Any]
+    replay_keys: jax.Array
+    ring: replay.Ring
+
+
+class Sequence(NamedTuple):
+    """One environment's steps in a tick, as they are kept: [steps, ...], actions by policy."""
+
+    obs: Any  # as shown to each policy where it is learnt from; so is what each step led to
+    action: dict[str, jax.Array]
+    reward: jax.Array  # the mean of all agents'
+    terminated: jax.Array  # for all agents
+    ended: jax.Array  # terminated or truncated, for all agents
+    last_obs: Any
+    memory: dict[str, Any]  # before the first step
+
+
+@dataclass(frozen=True, slots=True)
+class QMIX:
+    """A tick steps every environment `steps` times: a sequence. It then learns from replay.
+
+    It learns from each sequence `samples_per_insert` times on average, in updates of `windows` an
+    environment, and not before each environment's replay holds `min_size` sequences. `policies` are
+    lines of (pattern of agents' names, policy), of which the first that matches counts.
+    """
+
+    paper: ClassVar[str] = "Rashid et al., 2018"
+    actions: ClassVar[tuple[type, ...]] = (Discrete, Groups)
+
+    policies: Table = ()  # without any, agents that are alike share one
+    mixer: str = "monotonic"  # or sum: that of VDN
+    steps: int = 26
+    windows: int = 4  # sequences an environment in an update
+    samples_per_insert: float = 8.0
+    min_size: int = 4
+    capacity: int = 512  # sequences an environment
+    learning_rate: float = 1e-3
+    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    max_grad_norm: float = 10.0
+    discount: float = 0.99
+    td_lambda: float = 0.0  # 0: one step, 1: to the sequence's end
+    double: bool = True
+    target_every: int = 200  # updates, after which the target network is moved by `target_rate`
+    target_rate: float = 1.0
+    epsilon: tuple[float, float] = (1.0, 0.05)  # first and last
+    epsilon_ticks: int = 500  # between them
+    memory: str = "gru"  # or none, lstm, transformer
+    memory_width: int = 64
+    mixer_width: int = 32
+    mixer_hidden: int = 64
+
+    def __post_init__(self) -> None:
+        if self.mixer not in MIXERS:
+            raise UnknownNameError("mixer", self.mixer, MIXERS)
+        replay.updates_a_tick(1, self.samples_per_insert, self.windows)
+        replay.check_capacity(self.capacity, self.min_size, 1, 1)
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
+        routes = route(env, self.policies)
+        mixer = (self.mixer_width, self.mixer_hidden) if self.mixer == "monotonic" else ()
+        sizes = (self.memory, self.memory_width), mixer
+        params: Any = mixing.init_networks(net_key, routes, *sizes)
+        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        each = {p.name: (envs, len(p.agents)) for p in routes.policies}
+        memory = {name: start(params.choosers[name].memory, rows) for name, rows in each.items()}
+        rows: Any = (key_rows(act_key, envs), *env.reset(key_rows(env_key, envs)), memory)
+        kept = jax.eval_shape(lambda: self.collect(env, learner, rows)[1])
+        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)
+        ring = replay.init_ring(kept, self.capacity)
+        ring = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+        return State(learner, *rows, replay_keys=key_rows(replay_key, envs), ring=ring)
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Steps, then learns."""
+        rows: Any = state[1:5]
+        rows, kept, totals = self.collect(env, state.learner, rows)
+        ring = self.replay_add(state.ring, kept)
+        replay_keys, drawn = self.replay_sample(state.replay_keys, ring)
+        # Agents are the fifth axis: of environments, updates, sequences and steps.
+        routes = route(env, self.policies)
+        seen, last = (look(routes, x, 4, central=True) for x in (drawn.obs, drawn.last_obs))
+        learner, parts = self.learn(state.learner, drawn._replace(obs=seen, last_obs=last))
+        return State(learner, *rows, replay_keys=replay_keys, ring=ring), parts | totals
+
+    def collect(self, env: Env, learner: Learner, rows: tuple) -> tuple[Any, Sequence, Metrics]:
+        """A tick's steps: what they leave, what is kept of them, and the episodes that end."""
+        routes = route(env, self.policies)
+        shared = {"params": learner.params.choosers, "ticks": learner.ticks}
+
+        def move(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs, memory = carry
+            shown = look(routes, obs, 1, central=False)
+            keys, memory, action = self.act(keys, shown, memory, **shared)
+            env_states, step = env.step(env_states, routes.join(action))
+            terminated = ended(step.terminated, step.terminated, 1)
+            over = ended(step.terminated, step.truncated, 1)
+            reward = jax.vmap(mean_of_agents)(step.reward)
+            kept = (obs, action, reward, terminated, over, step.last_obs)
+            return (keys, env_states, step.obs, forget(memory, over)), (kept, episode_totals(step))
+
+        after, (kept, totals) = lax.scan(move, rows, length=self.steps)
+        kept = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+        return after, Sequence(*kept, memory=rows[3]), totals
+
+    @stage(per="env")
+    def act(self, key: jax.Array, shown: Any, memory: Any, *, params: Any, ticks: Any) -> tuple:
+        """The next key, and of every policy: its memory, and its agents' actions."""
+        key, *keys = jax.random.split(key, len(params) + 1)
+        epsilon: Any = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
+        action = {}
+        for own_key, (name, of) in zip(keys, params.items(), strict=True):
+            remembered, worth = mixing.judge(of, memory[name], shown[name])
+            memory = memory | {name: remembered}
+            action[name] = mixing.explore(own_key, worth, shown[name].mask, epsilon)
+        return key, memory, action
+
+    @stage(per="env")
+    def replay_add(self, ring: replay.Ring, kept: Sequence) -> replay.Ring:
+        """Replay with one tick's sequence of its environment."""
+        return replay.add(ring, jax.tree.map(lambda x: x[None], kept))
+
+    @stage(per="env")
+    def replay_sample(self, key: jax.Array, ring: replay.Ring) -> tuple[jax.Array, Sequence]:
+        """The next key, and sequences for all updates."""
+        key, draw_key = jax.random.split(key)
+        shape = self.updates, self.windows
+        drawn = replay.sample(draw_key, ring, shape[0] * shape[1], 1)
+        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), drawn)
+
+    @stage
+    def learn(self, learner: Learner, batch: Sequence) -> tuple[Learner, Metrics]:
+        """The learner after all updates, and the mean parts of the loss."""
+        ready = learner.ticks + 1 >= self.min_size
+
+        def update(carry: tuple, some: Sequence) -> tuple:
+            (params, target, opt_state), count = carry
+            grads, parts = self.grad(params, target, some)
+            params, opt_state = self.apply(params, opt_state, mean(grads), ready)
+            moves = ready & ((count + 1) % self.target_every == 0)
+            target = optax.incremental_update(params, target, moves * self.target_rate)
+            return ((params, target, opt_state), count + ready), parts
+
+        some = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch)
+        (nets, count), parts = lax.scan(update, (learner[:3], learner.updates), some)
+        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
+        return Learner(*nets, learner.ticks + 1, count), mean(parts)
+
+    @stage
+    def grad(self, params: Networks, target: Networks, batch: Sequence) -> tuple[Networks, Metrics]:
+        """The gradient of the loss, and its parts."""
+        # Environments and sequences as one axis, and time before it.
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        along = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch._replace(memory=()))
+        batch = along._replace(memory=batch.memory)
+        return jax.grad(self.loss, has_aux=True)(params, target, batch)
+
+    def loss(self, params: Networks, target: Networks, batch: Any) -> tuple[jax.Array, Metrics]:
+        """½ (Q_tot - G)², where G is made of what the target says of the best next actions."""
+        given = batch.memory, (batch.obs, batch.last_obs), batch.ended
+        worth_t, then_t = mixing.judge_team(params, *given)
+        _, target_then_t = mixing.judge_team(target, *given)
+        best_t = jax.tree.map(lambda q: jnp.argmax(q, -1), then_t if self.double else target_then_t)
+        total_t = mixing.team_worth(params, worth_t, batch.action, batch.obs)
+        next_t = mixing.team_worth(target, target_then_t, best_t, batch.last_obs)
+        # G_t = r_t + γ_t ((1 - λ_t) Q_tot(s_{t+1}) + λ_t G_{t+1})
+        discount_t, lambda_t = self.discount * ~batch.terminated, self.td_lambda * ~batch.ended
+        reward_t = batch.reward + discount_t * (1 - lambda_t) * next_t
+        return_t = discounted_return(reward_t, discount_t * lambda_t, next_t[-1])
+        parts = {"loss": squared_error(total_t, lax.stop_gradient(return_t)), "value": total_t}
+        parts = jax.tree.map(jnp.mean, parts)
+        return parts["loss"], parts
+
+    @stage
+    def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
+        """The parameters and the optimiser's state after one update, if it is time to learn."""
+        updates, after = self.optimiser.update(grads, opt_state)
+        new = optax.apply_updates(params, updates), after
+        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+
+    @property
+    def updates(self) -> int:
+        """In a tick."""
+        return replay.updates_a_tick(1, self.samples_per_insert, self.windows)
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam; where the end is known, ever slower towards it."""
+        ticks, each = self.total_ticks, self.updates
+        return clipped_adam(self.learning_rate, self.max_grad_norm, ticks and ticks * each)

@@ -1,0 +1,162 @@
+"""What each agent's actions are worth to it, and how the team's worth is mixed from that.
+
+A mixing network never falls when an agent's own value rises, so that what is best for the team is
+what is best for each agent alone (Rashid et al., 2018). Agents are an axis: [..., agents, ...].
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from shoal.envs.spaces import Discrete
+from shoal.rl.distributions import Categorical, masked
+from shoal.rl.memory import Memory, init_memory, remember
+from shoal.rl.nets import Dense, Layers, dense, init_mlp, mlp
+from shoal.rl.routing import Routes
+from shoal.rl.teams import Shown, recall, widths
+
+
+class Chooser(NamedTuple):
+    """A network of what actions are worth: a layer, memory, a layer."""
+
+    embed: Dense
+    memory: Memory
+    head: Dense
+
+
+class Mixer(NamedTuple):
+    """Networks that see the world and make the weights of the mixing network."""
+
+    first: Layers  # weights of the agents' values
+    first_bias: Dense
+    second: Layers
+    second_bias: Layers
+
+
+class Networks(NamedTuple):
+    """What each policy's agents expect, and what the team expects of that."""
+
+    choosers: dict[str, Chooser]
+    mixer: Mixer | tuple[()]
+
+
+def init_networks(
+    key: jax.Array, routes: Routes, memory: tuple[str, int], mixer: tuple[int, int] | tuple[()]
+) -> Networks:
+    """Networks for a team; `memory` is kind and width, `mixer` widths; without any, a sum."""
+    own, world = widths(routes)
+    choosers, agents = {}, 0
+    for i, p in enumerate(routes.policies):
+        assert isinstance(p.action_space, Discrete)
+        sizes = own[p.name], len(p.agents), p.action_space.n
+        choosers[p.name] = init_chooser(jax.random.fold_in(key, i), *sizes, memory)
+        agents += len(p.agents)
+    mixer_key = jax.random.fold_in(key, len(choosers))
+    return Networks(choosers, init_mixer(mixer_key, world, agents, *mixer) if mixer else ())
+
+
+def init_chooser(
+    key: jax.Array, own: int, agents: int, actions: int, memory: tuple[str, int]
+) -> Chooser:
+    """For agents who see `own` features and are told who they are; `memory` is kind and width."""
+    embed_key, memory_key, head_key = jax.random.split(key, 3)
+    kind, width = memory
+    (embed,) = init_mlp(embed_key, (own + agents, width))
+    (head,) = init_mlp(head_key, (width, actions), last_scale=0.1)
+    return Chooser(embed, init_memory(memory_key, kind, width, width), head)
+
+
+def init_mixer(key: jax.Array, world: int, agents: int, width: int, hidden: int) -> Mixer:
+    """A mixing network with `width` units, its weights made by networks of a `hidden` layer."""
+    keys = jax.random.split(key, 4)
+    (first_bias,) = init_mlp(keys[1], (world, width), last_scale=0.1)
+    return Mixer(
+        init_mlp(keys[0], (world, hidden, agents * width), last_scale=0.1),
+        first_bias,
+        init_mlp(keys[2], (world, hidden, width), last_scale=0.1),
+        init_mlp(keys[3], (world, hidden, 1), last_scale=0.1),
+    )
+
+
+def mix(mixer: Mixer | tuple[()], worth: jax.Array, world: Any) -> jax.Array:
+    """Q_tot = |w₂|ᵀ elu(|W₁|ᵀ q + b₁) + b₂, made from the world; without a mixer, Σ q (VDN).
+
+    `worth` is [..., agents].
+    """
+    if not isinstance(mixer, Mixer):
+        return jnp.sum(worth, axis=-1)
+    first = jnp.abs(mlp(mixer.first, world, jax.nn.relu))
+    first = first.reshape(*worth.shape, -1)
+    unit = jnp.einsum("...a,...au->...u", worth, first) + dense(mixer.first_bias, world)
+    second = jnp.abs(mlp(mixer.second, world, jax.nn.relu))
+    bias = mlp(mixer.second_bias, world, jax.nn.relu)[..., 0]
+    return jnp.sum(jax.nn.elu(unit) * second, axis=-1) + bias
+
+
+def judge(params: Chooser, memory: Any, shown: Shown) -> tuple[Any, jax.Array]:
+    """What is remembered then, and what each action is worth to each agent; none that is masked."""
+    features = _embed(params, shown.own)
+    memory, seen = remember(params.memory, memory, features, jnp.zeros(features.shape[:-1], bool))
+    return memory, _allowed(dense(params.head, seen), shown.mask)
+
+
+def judge_along(
+    params: Chooser, memory: Any, shown: tuple[Shown, Shown], ended: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The same over time, of what each step acted on and of what it led to: [steps, ...] each."""
+    now, last = shown
+    features = _embed(params, now.own), _embed(params, last.own)
+    _, seen_t, then_t = recall(params.memory, memory, features, ended)
+    worth, then = dense(params.head, seen_t), dense(params.head, then_t)
+    return _allowed(worth, now.mask), _allowed(then, last.mask)
+
+
+def judge_team(
+    params: Networks,
+    memory: dict[str, Any],
+    shown: tuple[dict[str, Shown], dict[str, Shown]],
+    ended: jax.Array,
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The same of all policies, by name; an episode ends for all at once."""
+    worth, then = {}, {}
+    for name, chooser in params.choosers.items():
+        now, last = (by_policy[name] for by_policy in shown)
+        over = jnp.broadcast_to(ended[..., None], now.own.shape[:-1])
+        worth[name], then[name] = judge_along(chooser, memory[name], (now, last), over)
+    return worth, then
+
+
+def team_worth(
+    params: Networks,
+    worth: dict[str, jax.Array],
+    action: dict[str, jax.Array],
+    shown: dict[str, Shown],
+) -> jax.Array:
+    """Q_tot of what every agent does, in the order of the policies' names."""
+    chosen = [
+        jnp.take_along_axis(worth[name], action[name][..., None], axis=-1)[..., 0]
+        for name in sorted(worth)
+    ]
+    world = next(iter(shown.values())).world
+    return mix(params.mixer, jnp.concatenate(chosen, axis=-1), world)
+
+
+def explore(key: jax.Array, worth: jax.Array, mask: Any, epsilon: jax.Array) -> jax.Array:
+    """Each agent's best action, or with chance ε any that it may take."""
+    chance_key, any_key = jax.random.split(key)
+    alike = Categorical(jnp.zeros_like(worth))
+    allowed = alike if isinstance(mask, tuple) else masked(alike, mask)
+    explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon
+    best = jnp.argmax(worth, axis=-1).astype(jnp.int32)
+    return jnp.where(explores, allowed.sample(any_key), best)
+
+
+def _embed(params: Chooser, own: jax.Array) -> jax.Array:
+    agents = own.shape[-2]
+    who = jnp.broadcast_to(jnp.eye(agents), (*own.shape[:-1], agents))
+    return jax.nn.relu(dense(params.embed, jnp.concatenate([own, who], axis=-1)))
+
+
+def _allowed(worth: jax.Array, mask: Any) -> jax.Array:
+    return worth if isinstance(mask, tuple) else jnp.where(mask, worth, -1e9)

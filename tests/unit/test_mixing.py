@@ -1,0 +1,165 @@
+"""Mixing never falls when an agent's value rises; targets are their formula; masks are kept."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laws.herd import herd
+from shoal.algorithms import QMIX, VDN
+from shoal.algorithms.qmix import Sequence
+from shoal.errors import SettingError, UnknownNameError
+from shoal.rl import mixing
+from shoal.rl.routing import route
+from shoal.rl.teams import Shown
+
+AGENTS, WORLD = 3, 4
+LAW = settings(max_examples=25, deadline=None)
+MIXER = mixing.init_mixer(jax.random.PRNGKey(0), WORLD, AGENTS, 5, 6)
+number = st.floats(-10, 10, width=32)
+mix = jax.jit(partial(mixing.mix, MIXER))
+slope_of = jax.jit(jax.grad(partial(mixing.mix, MIXER)))
+
+
+def numbers(count):
+    return st.lists(number, min_size=count, max_size=count).map(np.float32)
+
+
+@LAW
+@given(numbers(AGENTS), numbers(WORLD), st.integers(0, AGENTS - 1), st.floats(0, 5, width=32))
+def test_the_team_is_never_worse_off_when_an_agent_is_better_off(worth, world, agent, more):
+    better = worth + more * np.eye(AGENTS, dtype=np.float32)[agent]
+    assert mix(better, world) >= mix(worth, world) - 1e-4
+    assert (slope_of(worth, world) >= 0).all()
+
+
+@LAW
+@given(numbers(AGENTS), numbers(WORLD))
+def test_the_mixing_network_is_its_formula(worth, world):
+    def mlp(layers):
+        (first, last), x = layers, world
+        x = np.maximum(x @ np.asarray(first.weight) + first.bias, 0)
+        return x @ np.asarray(last.weight) + last.bias
+
+    weights = np.abs(mlp(MIXER.first)).reshape(AGENTS, -1)
+    unit = worth @ weights + world @ np.asarray(MIXER.first_bias.weight) + MIXER.first_bias.bias
+    unit = np.where(unit > 0, unit, np.expm1(np.minimum(unit, 0)))
+    wanted = unit @ np.abs(mlp(MIXER.second)) + mlp(MIXER.second_bias)[0]
+    np.testing.assert_allclose(mix(worth, world), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_mixer_the_team_is_worth_the_sum():
+    worth = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(mixing.mix((), worth, ()), [3.0, 12.0])
+
+
+masks = st.lists(
+    st.lists(st.booleans(), min_size=4, max_size=4).filter(any), min_size=2, max_size=2
+)
+CHOOSER = mixing.init_chooser(jax.random.PRNGKey(0), 3, 2, 4, ("gru", 5))
+
+
+@jax.jit
+def draws(mask, epsilon, seed):
+    key = jax.random.PRNGKey(seed)
+    shown = Shown(jax.random.normal(key, (2, 3)), mask, ())
+    _, worth = mixing.judge(CHOOSER, jnp.zeros((2, 5)), shown)
+    drawn = jax.vmap(lambda key: mixing.explore(key, worth, mask, epsilon))
+    return worth, drawn(jax.random.split(key, 64))
+
+
+@LAW
+@given(masks, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 99))
+def test_what_may_not_be_done_is_never_chosen(mask, epsilon, seed):
+    worth, drawn = draws(np.array(mask), epsilon, seed)
+    assert np.array(mask)[np.arange(2), np.asarray(drawn)].all()
+    if epsilon == 0.0:
+        assert (drawn == np.argmax(worth, axis=-1)).all()
+
+
+def test_agents_of_one_network_are_told_who_they_are():
+    own = jnp.ones((2, 3))
+    _, worth = mixing.judge(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
+    assert np.abs(worth[0] - worth[1]).max() > 1e-3
+
+
+class TestTargets:
+    """A loss whose networks are replaced by numbers: what is left is the formula."""
+
+    steps = 5
+    env = herd()
+    routes = route(env, (("*", "*"),))
+
+    def batch(self, seed):
+        draw = np.random.default_rng(seed)
+
+        def shown(policy):
+            seen = dict(policy.observation_space.spaces)
+            own, world = draw.normal(size=(2, self.steps, 1, 6)).astype(np.float32)
+            mask = np.ones((self.steps, 1, 1, policy.action_space.n), bool)
+            return Shown(jnp.array(own[..., None, : seen["seen"].size]), jnp.array(mask), world)
+
+        now, last = ({p.name: shown(p) for p in self.routes.policies} for _ in range(2))
+        action = {
+            p.name: jnp.array(draw.integers(0, p.action_space.n, (self.steps, 1, 1)))
+            for p in self.routes.policies
+        }
+        over = draw.random((self.steps, 1)) < 0.4
+        terminated = over & (draw.random((self.steps, 1)) < 0.5)
+        reward = draw.normal(size=(self.steps, 1)).astype(np.float32)
+        memory = {p.name: jnp.zeros((1, 1, 4)) for p in self.routes.policies}
+        return Sequence(now, action, reward, jnp.array(terminated), jnp.array(over), last, memory)
+
+    @pytest.mark.parametrize("double", [True, False])
+    @pytest.mark.parametrize("td_lambda", [0.0, 0.7])
+    def test_the_loss_is_that_of_a_loop_back_in_time(self, double, td_lambda):
+        kind = {"mixer_width": 3, "mixer_hidden": 3, "memory_width": 4}
+        algorithm = QMIX(**kind, discount=0.9, td_lambda=td_lambda, double=double)
+        params, target = (
+            mixing.init_networks(jax.random.PRNGKey(i), self.routes, ("gru", 4), (3, 3))
+            for i in (1, 2)
+        )
+        batch = self.batch(0)
+        given_ = batch.memory, (batch.obs, batch.last_obs), batch.ended
+        judge = jax.jit(mixing.judge_team)
+        (worth, then), (_, target_then) = judge(params, *given_), judge(target, *given_)
+        names = sorted(worth)
+        total, follow = np.zeros(self.steps), np.zeros(self.steps)
+        for t in range(self.steps):
+            chosen = [worth[n][t, 0, 0, batch.action[n][t, 0, 0]] for n in names]
+            total[t] = mixing.mix(params.mixer, jnp.stack(chosen), batch.obs[names[0]].world[t, 0])
+            best = [np.argmax((then if double else target_then)[n][t, 0, 0]) for n in names]
+            chosen = [target_then[n][t, 0, 0, b] for n, b in zip(names, best, strict=True)]
+            world = batch.last_obs[names[0]].world[t, 0]
+            follow[t] = mixing.mix(target.mixer, jnp.stack(chosen), world)
+        wanted, after = np.zeros(self.steps), follow[-1]
+        for t in reversed(range(self.steps)):
+            goes_on = td_lambda * (not batch.ended[t, 0])
+            ahead = (1 - goes_on) * follow[t] + goes_on * after
+            after = batch.reward[t, 0] + 0.9 * (not batch.terminated[t, 0]) * ahead
+            wanted[t] = 0.5 * (total[t] - after) ** 2
+        loss, parts = jax.jit(algorithm.loss)(params, target, batch)
+        np.testing.assert_allclose(loss, wanted.mean(), rtol=1e-4)
+        np.testing.assert_allclose(parts["value"], total.mean(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"mixer": "product"}, UnknownNameError, "product"),
+        ({"windows": 3, "samples_per_insert": 4.0}, SettingError, "multiple of windows"),
+        ({"min_size": 9, "capacity": 8}, SettingError, "capacity"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, error, says):
+    with pytest.raises(error, match=says):
+        QMIX(**settings)
+
+
+def test_vdn_is_qmix_with_a_sum():
+    assert VDN(steps=4) != QMIX(steps=4)
+    assert VDN().mixer == "sum"
