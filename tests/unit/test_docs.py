@@ -14,6 +14,7 @@ PAGES = [p for p in sorted((ROOT / "docs").glob("*.md")) if "```python" in p.rea
 NEEDS = {
     "asynchrony": ["gymnasium"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
+    "evaluation": ["gymnax"],
     "multi_agent": ["jaxmarl"],
     "processes": ["gymnasium"],
     "resume": ["gymnax"],
