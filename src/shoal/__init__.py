@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Serve,
         Wire,
     )
+    from shoal.playing import load
     from shoal.resuming import resume
     from shoal.runtime.run import run
     from shoal.tracing.interpret import interpret
@@ -69,6 +70,7 @@ _HOMES = {
     "host": "shoal.tracing.stage",
     "impala": "shoal.planning.policies",
     "interpret": "shoal.tracing.interpret",
+    "load": "shoal.playing",
     "looked_on": "shoal.planning.policies",
     "mean": "shoal.tracing.stage",
     "multi_learner": "shoal.planning.policies",
@@ -111,6 +113,7 @@ __all__ = [
     "host",
     "impala",
     "interpret",
+    "load",
     "looked_on",
     "mean",
     "multi_learner",

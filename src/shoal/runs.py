@@ -146,9 +146,9 @@ def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> R
         result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
     except Exception as error:
         if isinstance(last := getattr(error, "snapshot", None), Snapshot):
-            saving.keep(last)
+            saving.end(last)
         raise
-    saving.keep(result.snapshot)
+    saving.end(result.snapshot)
     return result
 
 
@@ -248,7 +248,12 @@ class Saving:
         return max(tick, self._last + self._pace.ticks) if self.story.awaits else None
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, with what was told of it."""
+        """Write a snapshot, unless the one before is still being written."""
+        if not self._checkpoints.is_writing:
+            self.end(snapshot)
+
+    def end(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, with what was told of it, even if that takes until others are."""
         told = self.story.told_at(snapshot.tick)
         if told is None and snapshot.tick < self.story.tick:
             # Ends at their own pace gave their parts later than that.

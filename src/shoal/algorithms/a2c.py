@@ -110,10 +110,10 @@ class A2C:
         memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
         return key, memory, now.sample(action_key)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """The likeliest action in one environment, and what is remembered then."""
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The likeliest action in one environment, or one drawn, and what is remembered then."""
         params, moments = state.learner.params, state.learner.obs_moments
-        return actor_critic.play(params, memory, self.features(obs, moments))
+        return actor_critic.play(params, memory, self.features(obs, moments), key)
 
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:

@@ -113,10 +113,10 @@ class IMPALA:
         action = now.sample(action_key)
         return key, memory, action, now.log_prob(action)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """The likeliest action in one environment, and what is remembered then."""
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The likeliest action in one environment, or one drawn, and what is remembered then."""
         params, moments = state.learner.params, state.learner.obs_moments
-        return actor_critic.play(params, memory, self.features(obs, moments))
+        return actor_critic.play(params, memory, self.features(obs, moments), key)
 
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:

@@ -78,12 +78,17 @@ def act(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[Any, Dis
     return memory, policy(params.actor, seen)
 
 
-def play(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[jax.Array, Any]:
-    """The likeliest action on seeing `features` too, and what is remembered then; None: nothing."""
+def play(
+    params: ActorCritic, memory: Any, features: jax.Array, key: jax.Array | None = None
+) -> tuple[jax.Array, Any]:
+    """The likeliest action on seeing `features` too, and what is remembered then; None: nothing.
+
+    With a key the action is drawn instead.
+    """
     if memory is None:
         memory = start(params.memory, jax.eval_shape(embed, params.torso, features).shape[:-1])
     memory, now = act(params, memory, features)
-    return now.mode(), memory
+    return now.mode() if key is None else now.sample(key), memory
 
 
 def chances_and_value(

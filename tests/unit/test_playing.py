@@ -1,0 +1,50 @@
+"""What a run has learnt acts, loaded in one line."""
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.errors import CheckpointError, SettingError
+from unit.toy_loop import check_told
+
+pytest.importorskip("gymnax")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from shoal.algorithms import PPO
+
+    small = PPO(steps=8, epochs=1, minibatches=1, hidden=(8,), normalise_observations=True)
+    env, folder = shoal.envs.make("CartPole-v1"), tmp_path_factory.mktemp("runs")
+    return shoal.train(small, env, envs=4, ticks=12, folder=folder, name="run").folder
+
+
+def test_one_observation_and_many_and_the_best_action_or_any(run):
+    agent = shoal.load(run)
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    best = agent.act(obs)
+    assert agent.tick == 12
+    assert best.shape == (200,)
+    assert set(best.tolist()) <= {0, 1}
+    assert [int(agent.act(one)) for one in obs[:5]] == best[:5].tolist()
+    drawn = agent.act(obs, key=1)
+    assert (drawn != best).any()
+    assert (drawn == agent.act(obs, key=1)).all()
+    assert (drawn != agent.act(obs, key=2)).any()
+
+
+def test_a_checkpoint_is_loaded_as_well_and_so_is_the_best(run):
+    obs = np.zeros(4)
+    actions = [shoal.load(run).act(obs), shoal.load(run / "checkpoints" / "12").act(obs)]
+    actions.append(shoal.load(run, "best").act(obs))
+    assert len({int(action) for action in actions}) == 1
+
+
+def test_what_can_not_act_is_told(run, tmp_path):
+    agent = shoal.load(run)
+    check_told(SettingError, lambda: agent.act(np.zeros(3)), "not [3]", "first axis")
+    check_told(SettingError, lambda: agent.act(np.zeros((2, 2, 4))), "not [2, 2, 4]")
+    check_told(SettingError, lambda: shoal.load(tmp_path), "no run")
+    check_told(SettingError, lambda: shoal.load(run, "worst"), "newest, best")
+    (tmp_path / "run.json").write_text((run / "run.json").read_text())
+    check_told(CheckpointError, lambda: shoal.load(tmp_path), "no checkpoint yet")
