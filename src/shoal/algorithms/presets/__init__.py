@@ -1,5 +1,7 @@
 """Settings known to learn, by algorithm and environment; one file an algorithm."""
 
+from shoal.algorithms.presets.a2c import A2C_PRESETS
+from shoal.algorithms.presets.impala import IMPALA_PRESETS
 from shoal.algorithms.presets.ppo import PPO_PRESETS
 from shoal.algorithms.presets.preset import Preset
 from shoal.algorithms.presets.sac import SAC_PRESETS
@@ -12,6 +14,8 @@ from shoal.algorithms.presets.teams import (
 )
 
 PRESETS: dict[str, dict[str, Preset]] = {
+    "a2c": A2C_PRESETS,
+    "impala": IMPALA_PRESETS,
     "ddpg": DDPG_PRESETS,
     "ippo": IPPO_PRESETS,
     "mappo": MAPPO_PRESETS,

@@ -28,6 +28,13 @@ def _pong(family: str) -> Preset:
     return Preset(algorithm, envs=8, ticks=ticks, target=18, family=family)
 
 
+def _minatar(target: float) -> Preset:
+    """Sixty-four environments for five million steps."""
+    ticks = 610
+    algorithm = PPO(minibatches=8, learning_rate=1e-3, total_ticks=ticks)
+    return Preset(algorithm, envs=64, ticks=ticks, target=target)
+
+
 PPO_PRESETS = {
     "CartPole-v1": _ppo(475, normalise_rewards=True),
     "Acrobot-v1": _ppo(-100, normalise_observations=True),
@@ -37,6 +44,15 @@ PPO_PRESETS = {
         90,
         **_CONTINUOUS | {"learning_rate": 3e-4, "discount": 0.999, "entropy_weight": 0.01},
     ),
+    # What is seen first decides what is right last: without memory it is worth 0.
+    "MemoryChain-bsuite": Preset(
+        PPO(memory="gru", steps=32, minibatches=2, learning_rate=2e-3, total_ticks=100),
+        envs=16,
+        ticks=100,
+        target=0.95,
+    ),
+    "Breakout-MinAtar": _minatar(20),
+    "SpaceInvaders-MinAtar": _minatar(70),
     # A million steps each.
     "LunarLander-v3": Preset(
         PPO(

@@ -1,0 +1,24 @@
+"""A2C's settings known to learn, by environment."""
+
+from typing import Any
+
+from shoal.algorithms.a2c import A2C
+from shoal.algorithms.presets.preset import Preset
+
+
+def _a2c(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
+    """Ticks of 16 steps, the learning rate falling all the while."""
+    algorithm = A2C(**{"gae_lambda": 0.95, "total_ticks": ticks} | settings)
+    return Preset(algorithm, envs=envs, ticks=ticks, target=target)
+
+
+A2C_PRESETS = {
+    "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
+    # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
+    "Acrobot-v1": _a2c(
+        2000, 16, -120, learning_rate=2e-3, entropy_weight=0.1, normalise_observations=True
+    ),
+    # Five million steps each.
+    "Breakout-MinAtar": _a2c(4900, 64, 10, learning_rate=1e-3),
+    "SpaceInvaders-MinAtar": _a2c(4900, 64, 50, learning_rate=1e-3),
+}

@@ -1,0 +1,22 @@
+"""IMPALA's settings known to learn, by environment."""
+
+from typing import Any
+
+from shoal.algorithms.impala import IMPALA
+from shoal.algorithms.presets.preset import Preset
+
+
+def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
+    """Ticks of 16 steps, the learning rate falling all the while."""
+    algorithm = IMPALA(**{"steps": 16, "learning_rate": 1e-3, "total_ticks": ticks} | settings)
+    return Preset(algorithm, envs=envs, ticks=ticks, target=target)
+
+
+IMPALA_PRESETS = {
+    "CartPole-v1": _impala(1000, 16, 475, learning_rate=2e-3),
+    # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
+    "Acrobot-v1": _impala(1500, 16, -120, entropy_weight=0.1, normalise_observations=True),
+    # Five million steps each.
+    "Breakout-MinAtar": _impala(4900, 64, 10),
+    "SpaceInvaders-MinAtar": _impala(4900, 64, 50),
+}
