@@ -16,7 +16,7 @@ A2C_PRESETS = {
     "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
     "Acrobot-v1": _a2c(
-        2000, 16, -120, learning_rate=2e-3, entropy_weight=0.1, normalise_observations=True
+        3000, 16, -150, learning_rate=2e-3, entropy_weight=0.1, normalise_observations=True
     ),
     # Five million steps each.
     "Breakout-MinAtar": _a2c(4900, 64, 10, learning_rate=1e-3),

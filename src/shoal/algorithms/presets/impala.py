@@ -15,7 +15,7 @@ def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
 IMPALA_PRESETS = {
     "CartPole-v1": _impala(1000, 16, 475, learning_rate=2e-3),
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
-    "Acrobot-v1": _impala(1500, 16, -120, entropy_weight=0.1, normalise_observations=True),
+    "Acrobot-v1": _impala(3000, 16, -150, entropy_weight=0.1, normalise_observations=True),
     # Five million steps each.
     "Breakout-MinAtar": _impala(4900, 64, 10),
     "SpaceInvaders-MinAtar": _impala(4900, 64, 50),
