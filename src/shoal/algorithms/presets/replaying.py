@@ -1,7 +1,7 @@
 """How much SAC, TD3 and DDPG step, keep and draw, by environment; the same for each of them."""
 
-# An update of 128 for every four steps; 64 thousand steps in all.
-PENDULUM = {"steps": 4, "windows": 8, "samples_per_insert": 32.0, "min_size": 64, "capacity": 4096}
+# An update of 128 for every two steps; 64 thousand steps in all.
+PENDULUM = {"steps": 4, "windows": 8, "samples_per_insert": 64.0, "min_size": 64, "capacity": 4096}
 PENDULUM |= {"hidden": (64, 64), "learning_rate": 1e-3}
 
 # A million steps, all kept, and an update of 256 for every two.
