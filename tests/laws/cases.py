@@ -47,6 +47,17 @@ def dqn():
     return DQN(**replay, **rainbow, **small), make("CartPole-v1")
 
 
+def r2d2():
+    from shoal.algorithms import R2D2
+    from shoal.envs import make
+
+    replay = {"steps": 4, "windows": 2, "samples_per_insert": 8.0, "min_size": 16, "capacity": 20}
+    small = {"hidden": (8,), "memory_width": 8, "learning_rate": 0.01, "target_every": 3}
+    return R2D2(**replay, **small, burn_in=4, sequence=8, n_step=3, epsilon_ticks=4), make(
+        "CartPole-v1"
+    )
+
+
 def continuous(kind):
     from shoal import algorithms
     from shoal.envs import make
@@ -63,6 +74,7 @@ WRITTEN = {
     "ppo": lambda: ppo("CartPole-v1"),
     "ppo, continuous": lambda: ppo("Pendulum-v1"),
     "dqn": dqn,
+    "r2d2": r2d2,
     "sac": lambda: continuous("SAC"),
     "td3": lambda: continuous("TD3"),
 }

@@ -26,10 +26,10 @@ OTHERS = {"fused": shoal.fused(), "asynchronous": shoal.ape_x(2, max_lag=2)}
 
 
 @cache
-def ran(name):
+def ran(name, loop="dqn"):
     """What a run under the distribution policy of that name leaves."""
-    plan = shoal.plan(graph_of("dqn"), (POLICIES | OTHERS)[name], FOUR)
-    return shoal.run(plan, "threads", ticks=TICKS, state=start_of("dqn"))
+    plan = shoal.plan(graph_of(loop), (POLICIES | OTHERS)[name], FOUR)
+    return shoal.run(plan, "threads", ticks=TICKS, state=start_of(loop))
 
 
 def largest(got, wanted):
@@ -39,6 +39,13 @@ def largest(got, wanted):
 @pytest.mark.parametrize("name", POLICIES)
 def test_wherever_replay_is_kept_the_numbers_are_the_fused_program_s(name):
     assert largest(ran(name).values, ran("fused").values) < TOLERANCE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["central(2)", "ape_x(2)"])
+def test_sequences_with_what_was_remembered_give_the_fused_program_s_numbers(name):
+    assert largest(ran(name, "r2d2").values, ran("fused", "r2d2").values) < TOLERANCE
+    assert int(ran(name, "r2d2").state.learner.updates) == 2 * (TICKS - 3)
 
 
 def test_replay_in_a_process_of_its_own_gives_the_fused_numbers():

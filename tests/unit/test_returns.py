@@ -15,6 +15,7 @@ discounted_return = jax.jit(returns.discounted_return)
 past_return = jax.jit(returns.past_return)
 vtrace = jax.jit(returns.vtrace)
 n_step = jax.jit(returns.n_step)
+n_step_returns = jax.jit(returns.n_step_returns, static_argnums=4)
 STEPS = 12
 GAMMA, LAMBDA = 0.9, 0.8
 numbers = hnp.arrays(np.float32, STEPS, elements=st.floats(-5, 5, width=32))
@@ -191,3 +192,23 @@ def test_vtrace_of_the_policy_s_own_steps_is_the_whole_return(reward, value, nex
     wanted = call_gae(reward, value, next_value, *how, 1.0)
     np.testing.assert_allclose(target - value, wanted, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(advantage, wanted, rtol=1e-4, atol=1e-3)
+
+
+@LAW
+@given(numbers, numbers, ends, ends, st.sampled_from([1, 3, 20]))
+def test_n_step_returns_of_a_sequence_stop_where_it_or_its_episode_ends(
+    reward, next_value, terminated, truncated, n
+):
+    expected = np.zeros(STEPS)
+    for t in range(STEPS):
+        follow = 1.0
+        for k in range(t, min(t + n, STEPS)):
+            expected[t] += follow * reward[k]
+            follow *= 0.0 if terminated[k] else GAMMA
+            if terminated[k] or truncated[k]:
+                break
+        expected[t] += follow * next_value[k]
+    discount = jnp.array(GAMMA * ~terminated, jnp.float32)
+    ended = jnp.array(terminated | truncated)
+    got = n_step_returns(jnp.array(reward), discount, jnp.array(next_value), ended, n)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -8,6 +8,7 @@ from shoal.algorithms.mappo import MAPPO
 from shoal.algorithms.ppo import PPO
 from shoal.algorithms.presets import PRESETS, Preset
 from shoal.algorithms.qmix import QMIX
+from shoal.algorithms.r2d2 import R2D2
 from shoal.algorithms.sac import SAC
 from shoal.algorithms.td3 import DDPG, TD3
 from shoal.algorithms.vdn import VDN
@@ -21,6 +22,7 @@ ALGORITHMS = {
     "mappo": MAPPO,
     "ppo": PPO,
     "qmix": QMIX,
+    "r2d2": R2D2,
     "sac": SAC,
     "td3": TD3,
     "vdn": VDN,
@@ -37,6 +39,7 @@ __all__ = [
     "PPO",
     "PRESETS",
     "QMIX",
+    "R2D2",
     "SAC",
     "TD3",
     "VDN",

@@ -17,10 +17,10 @@ from shoal.envs import (
     episode_totals,
     key_rows,
 )
-from shoal.rl import replay
-from shoal.rl.observations import as_features, init_obs_moments
-from shoal.rl.q_network import QNetwork, Shape, action_atoms, count_actions, init_q_network
-from shoal.rl.q_values import Form, chosen, make_form, mean_return, td_loss
+from shoal.rl import q_network, replay
+from shoal.rl.optimise import clipped_adam
+from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
+from shoal.rl.q_values import Form, best_or_any, chosen, make_form, mean_return, td_loss
 from shoal.rl.transitions import (
     Drawn,
     Seen,
@@ -107,7 +107,7 @@ class DQN:
         params: Any = init_q_network(net_key, env.observation_space, shape)
         learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        seen = jax.eval_shape(lambda: self.features(env, obs)[0])
+        seen = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
         seen = jax.ShapeDtypeStruct(seen.shape, self.keep_as or seen.dtype)
         kept = Seen(seen, jnp.int32(0), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
         memory = replay.init_replay(kept, self.capacity, self.priority_exponent)
@@ -123,11 +123,11 @@ class DQN:
 
         def collect(carry: tuple, _: None) -> tuple:
             keys, env_states, obs = carry
-            shown = self.features(env, obs)
+            shown = features(env, obs, self.torso)
             shared = {"params": learner.params, "ticks": learner.ticks}
             keys, action = self.act(keys, state.shyness, shown, **shared)
             env_states, step = env.step(env_states, action)
-            last = self.features(env, step.last_obs)
+            last = features(env, step.last_obs, self.torso)
             seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
@@ -146,12 +146,16 @@ class DQN:
     def act(self, key: jax.Array, shyness: jax.Array, shown: jax.Array, *, params: QNetwork,
             ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
         """The next key, and the best action, or any with chance ε."""
-        key, chance_key, action_key = jax.random.split(key, 3)
+        key, action_key = jax.random.split(key)
         worth = mean_return(self.form, self.atoms_of(params, shown))
-        any_action = jax.random.randint(action_key, (), 0, worth.shape[-1])
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
-        explores = jax.random.uniform(chance_key) < epsilon
-        return key, jnp.where(explores, any_action, jnp.argmax(worth, -1)).astype(jnp.int32)
+        return key, best_or_any(action_key, worth, epsilon)
+
+    def play(self, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """The best action in one environment; nothing is remembered."""
+        params = state.learner.params
+        atoms = self.atoms_of(params, q_network.features_of_one(params, obs))
+        return jnp.argmax(mean_return(self.form, atoms)), memory
 
     @stage(per="env")
     def replay_update(self, memory: replay.Replay, told: Told) -> replay.Replay:
@@ -225,12 +229,7 @@ class DQN:
     def atoms_of(self, params: QNetwork, shown: jax.Array) -> jax.Array:
         """What the network says of every action: [..., actions, atoms]."""
         shown = shown.astype(jnp.float32) if self.keep_as else shown
-        return action_atoms(params, shown, self.form.atoms)
-
-    def features(self, env: Env, obs: Any) -> jax.Array:
-        """Observations as the network sees them: a vector, or an image."""
-        kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, self.torso))
-        return as_features(kind, obs)
+        return q_network.action_atoms(params, shown, self.form.atoms)
 
     @property
     def updates(self) -> int:
@@ -245,5 +244,4 @@ class DQN:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
-        clip = optax.clip_by_global_norm(self.max_grad_norm)
-        return optax.flatten(optax.chain(clip, optax.adam(self.learning_rate, eps=1e-5)))
+        return clipped_adam(self.learning_rate, self.max_grad_norm)

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from shoal.envs.spaces import Discrete, Observation
 from shoal.errors import SettingError
+from shoal.rl.memory import Memory, State, init_memory, remember, width_of
 from shoal.rl.nets import Dense, Layers, dense, init_mlp
-from shoal.rl.torso import Torso, embed, init_torso
+from shoal.rl.observations import as_features, init_obs_moments
+from shoal.rl.torso import Kind, MinAtar, Nature, ResNet, Torso, as_image, embed, init_torso
 
 
 class Shape(NamedTuple):
@@ -19,6 +21,7 @@ class Shape(NamedTuple):
     actions: int
     atoms: int = 1
     dueling: bool = False
+    memory: tuple[str, int] = ("none", 0)  # its kind and width
 
 
 class QNetwork(NamedTuple):
@@ -28,6 +31,7 @@ class QNetwork(NamedTuple):
     hidden: Layers
     advantage: Dense
     value: Any  # a layer; () with one stream
+    memory: Memory = ()  # between the hidden layers and the heads
 
 
 def count_actions(env: Any) -> int:
@@ -41,15 +45,33 @@ def count_actions(env: Any) -> int:
     return env.action_space.n
 
 
+def features(env: Any, obs: Any, torso: str) -> jax.Array:
+    """Observations of `env` as a network with this torso sees them: a vector, or an image."""
+    kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, torso))
+    return as_features(kind, obs)
+
+
+def features_of_one(params: QNetwork, obs: Any) -> jax.Array:
+    """The same for one environment, by the network alone."""
+    if params.torso:
+        kinds: dict[type, Kind] = {Nature: "nature", ResNet: "resnet", MinAtar: "minatar"}
+        return as_image(kinds[type(params.torso)], obs)
+    leaves = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(obs)]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
+
+
 def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
     """A network for what `seen` shows; images have no hidden layers behind their torso."""
     torso_key, hidden_key, advantage_key, value_key = jax.random.split(key, 4)
     torso, sizes = init_torso(torso_key, seen, shape.torso, shape.hidden)
-    *_, width = sizes
+    *_, seen_width = sizes
+    kind, wide = shape.memory
+    memory = init_memory(jax.random.fold_in(key, 4), kind, seen_width, wide)
+    width = width_of(memory, seen_width)
     hidden = init_mlp(hidden_key, sizes, 2**0.5) if len(sizes) > 1 else ()
     (advantage,) = init_mlp(advantage_key, (width, shape.actions * shape.atoms))
     (value,) = init_mlp(value_key, (width, shape.atoms)) if shape.dueling else ((),)
-    return QNetwork(torso, hidden, advantage, value)
+    return QNetwork(torso, hidden, advantage, value, memory)
 
 
 def action_atoms(params: QNetwork, features: jax.Array, atoms: int) -> jax.Array:
@@ -63,6 +85,31 @@ def embed_all(params: QNetwork, features: jax.Array) -> jax.Array:
     for layer in params.hidden:
         x = jax.nn.relu(dense(layer, x))
     return x
+
+
+def look(params: QNetwork, state: State, seen: jax.Array) -> tuple[State, jax.Array]:
+    """What is remembered after `seen`, and what every action is worth then: [..., actions]."""
+    seen = embed_all(params, seen)
+    state, out = remember(params.memory, state, seen, jnp.zeros(seen.shape[:-1], bool))
+    return state, judge(params, out, 1)[..., 0]
+
+
+def glance(params: QNetwork, states_t: State, seen_t: jax.Array) -> jax.Array:
+    """What every action is worth on seeing each of `seen_t` in a state of its own."""
+    return look(params, states_t, seen_t)[1]
+
+
+def walk(
+    params: QNetwork, state: State, seen_t: jax.Array, fresh_t: jax.Array
+) -> tuple[State, tuple[jax.Array, State]]:
+    """The state after a sequence; and at each time what actions are worth, and the state."""
+
+    def turn(state: State, seen: tuple[jax.Array, jax.Array]) -> tuple[State, tuple]:
+        state, out = remember(params.memory, state, *seen)
+        return state, (out, state)
+
+    last, (out_t, states_t) = jax.lax.scan(turn, state, (embed_all(params, seen_t), fresh_t))
+    return last, (judge(params, out_t, 1)[..., 0], states_t)
 
 
 def judge(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:

@@ -4,7 +4,7 @@ A network gives `atoms` numbers an action. Functions are of ONE transition and o
 atoms unless they say otherwise; leading axes are a batch.
 """
 
-from typing import NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,24 @@ def mean_return(form: Form, atoms: jax.Array) -> jax.Array:
 def chosen(atoms: jax.Array, action: jax.Array) -> jax.Array:
     """The atoms of one action among all: [..., actions, atoms] to [..., atoms]."""
     return jnp.take_along_axis(atoms, action[..., None, None], axis=-2)[..., 0, :]
+
+
+def best_or_any(key: jax.Array, worth: jax.Array, epsilon: Any) -> jax.Array:
+    """The best of all actions, or with chance ε any of them."""
+    chance_key, action_key = jax.random.split(key)
+    any_action = jax.random.randint(action_key, worth.shape[:-1], 0, worth.shape[-1])
+    explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon
+    return jnp.where(explores, any_action, jnp.argmax(worth, -1).astype(jnp.int32))
+
+
+def pick(values: jax.Array, action: jax.Array) -> jax.Array:
+    """The value of one action among all: [..., actions] to [...]."""
+    return jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]
+
+
+def mixed(size_t: jax.Array, share: float) -> jax.Array:
+    """η max |δ| + (1 - η) mean |δ| of a sequence's errors (Kapturowski et al., 2019)."""
+    return share * jnp.max(size_t, axis=0) + (1 - share) * jnp.mean(size_t, axis=0)
 
 
 def td_loss(

@@ -109,3 +109,18 @@ def n_step(
     total = jnp.tensordot(powers, reward_t * going_t, axes=1)
     terminated = jnp.any(terminated_t & going_t.astype(bool), axis=0)
     return total, discount * powers[last] * ~terminated, last
+
+
+def n_step_returns(
+    reward_t: jax.Array, discount_t: jax.Array, next_value_t: jax.Array, ends_t: jax.Array, n: int
+) -> jax.Array:
+    """G_t = Σ_{i<k} γⁱ r_{t+i} + γᵏ V(s_{t+k}) within a sequence, where `discount_t` is γ or 0.
+
+    There are k = n steps, or as many as there are up to the episode's or the sequence's end.
+    """
+    cut_t = jnp.concatenate([ends_t[:-1], jnp.ones_like(ends_t[-1:])])
+    return_t = reward_t + discount_t * next_value_t
+    for _ in range(n - 1):
+        later_t = jnp.concatenate([return_t[1:], return_t[-1:]])
+        return_t = reward_t + discount_t * jnp.where(cut_t, next_value_t, later_t)
+    return return_t

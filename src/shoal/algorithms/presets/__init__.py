@@ -1,6 +1,7 @@
 """Settings known to learn, by algorithm and environment; one file an algorithm."""
 
 from shoal.algorithms.presets.a2c import A2C_PRESETS
+from shoal.algorithms.presets.dqn import DQN_PRESETS
 from shoal.algorithms.presets.impala import IMPALA_PRESETS
 from shoal.algorithms.presets.ppo import PPO_PRESETS
 from shoal.algorithms.presets.preset import Preset
@@ -19,6 +20,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "ddpg": DDPG_PRESETS,
     "ippo": IPPO_PRESETS,
     "mappo": MAPPO_PRESETS,
+    "dqn": DQN_PRESETS,
     "ppo": PPO_PRESETS,
     "qmix": QMIX_PRESETS,
     "sac": SAC_PRESETS,

@@ -1,0 +1,250 @@
+"""Recurrent replay distributed DQN (Kapturowski et al., 2019): memory, learnt from sequences."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from shoal.algorithms.dqn import Env, Learner, Metrics
+from shoal.envs import Discrete, EnvState, HostState, episode_totals, key_rows
+from shoal.errors import SettingError
+from shoal.rl import q_network, replay
+from shoal.rl.memory import forget, start
+from shoal.rl.optimise import clipped_adam
+from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
+from shoal.rl.q_values import best_or_any, mixed, pick, rescale, unscale
+from shoal.rl.returns import n_step_returns
+from shoal.rl.transitions import Drawn, Seen, Told, importance, nothing_told
+from shoal.tracing.stage import mean, stage
+
+
+class Chunk(NamedTuple):
+    """One tick's steps of an environment, and what was remembered before the first of them."""
+
+    seen: Seen  # [steps, ...]
+    memory: Any
+
+
+class State(NamedTuple):
+    """What a tick carries to the next: the learner, and a row an environment of all else."""
+
+    learner: Learner
+    keys: jax.Array
+    env_states: EnvState | HostState
+    obs: Any
+    memory: Any
+    shyness: jax.Array  # the power of ε with which an environment explores
+    replay_keys: jax.Array
+    chunks: replay.Replay
+    told: Told  # what the learner says of the sequences it saw last
+
+
+@dataclass(frozen=True, slots=True)
+class R2D2:
+    """A tick adds a chunk of `steps` to every environment's replay, then learns from sequences.
+
+    A sequence is of whole chunks: the first `burn_in` steps only refresh what was remembered when
+    it was made, the other `sequence` steps are learnt from, each `samples_per_insert` times on
+    average; not before each environment's replay holds `min_size` steps.
+    """
+
+    paper: ClassVar[str] = "Kapturowski et al., 2019"
+    actions: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    steps: int = 16
+    windows: int = 2  # sequences of each environment in an update
+    samples_per_insert: float = 8.0
+    burn_in: int = 16
+    sequence: int = 32
+    min_size: int = 256
+    capacity: int = 8192  # steps an environment
+    learning_rate: float = 5e-4
+    max_grad_norm: float = 10.0
+    discount: float = 0.99
+    n_step: int = 5
+    rescaled: bool = True  # values are squashed returns
+    target_every: int = 100  # updates, after which the target network is moved by `target_rate`
+    target_rate: float = 1.0
+    epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
+    epsilon_ticks: int = 200  # between them
+    epsilon_spread: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
+    priority_exponent: float = 0.9
+    importance_exponent: float = 0.6
+    priority_mix: float = 0.9  # η: of the largest error of a sequence, the rest of their mean
+    hidden: tuple[int, ...] = (64,)
+    memory: str = "lstm"  # or gru
+    memory_width: int = 64
+    torso: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.burn_in % self.steps or self.sequence % self.steps or not self.sequence:
+            raise SettingError(
+                f"{self.burn_in} steps to burn in and {self.sequence} to learn from are no whole "
+                f"chunks of {self.steps} steps",
+                "Make burn_in and sequence multiples of steps.",
+            )
+        if self.memory not in ("lstm", "gru"):
+            what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
+            raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
+        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows * self.sequence)
+        length = self.burn_in + self.sequence
+        replay.check_capacity(self.capacity, self.min_size, self.steps, length)
+
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
+        """The state before the first tick with `envs` environments."""
+        net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
+        shape = Shape(self.hidden, self.torso, count_actions(env), dueling=True)
+        shape = shape._replace(memory=(self.memory, self.memory_width))
+        params: Any = init_q_network(net_key, env.observation_space, shape)
+        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        env_states, obs = env.reset(key_rows(env_key, envs))
+        shown = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
+        kept = Seen(shown, jnp.int32(0), jnp.float32(0), jnp.bool(0), jnp.bool(0), shown)
+        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.steps, *x.shape), x.dtype), kept)
+        kept = Chunk(kept, start(params.memory))
+        chunks = replay.init_replay(kept, self.capacity // self.steps, self.priority_exponent)
+        chunks = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), chunks)
+        told = nothing_told((envs, self.updates, self.windows))
+        shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
+        rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), shyness
+        return State(learner, *rows, key_rows(replay_key, envs), chunks, told)
+
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
+        """Steps, then learns."""
+        learner, chunks = state.learner, state.chunks
+
+        def collect(carry: tuple, _: None) -> tuple:
+            keys, env_states, obs, memory = carry
+            shown = features(env, obs, self.torso)
+            shared = {"params": learner.params, "ticks": learner.ticks}
+            keys, memory, action = self.act((keys, memory), state.shyness, shown, **shared)
+            env_states, step = env.step(env_states, action)
+            last = features(env, step.last_obs, self.torso)
+            seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
+            memory = forget(memory, step.terminated | step.truncated)
+            return (keys, env_states, step.obs, memory), (seen, episode_totals(step))
+
+        begun = (state.keys, state.env_states, state.obs, state.memory)
+        rows, (seen, totals) = lax.scan(collect, begun, length=self.steps)
+        chunk = Chunk(jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen), state.memory)
+        if self.priority_exponent:
+            chunks = self.replay_update(chunks, state.told)
+        chunks = self.replay_add(chunks, chunk)
+        replay_keys, drawn = self.replay_sample(state.replay_keys, chunks)
+        learner, told, parts = self.learn(learner, drawn)
+        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+        return State(learner, *rows, state.shyness, replay_keys, chunks, told), parts | totals
+
+    @stage(per="env")
+    def act(self, row: tuple, shyness: jax.Array, shown: jax.Array, *, params: QNetwork,
+            ticks: jax.Array) -> tuple:  # fmt: skip
+        """The next key and memory, and the best action, or any with chance ε."""
+        key, action_key = jax.random.split(row[0])
+        memory, worth = q_network.look(params, row[1], shown)
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
+        return key, memory, best_or_any(action_key, worth, epsilon)
+
+    def play(self, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """The best action in one environment, and what is remembered then."""
+        params = state.learner.params
+        memory = start(params.memory) if memory is None else memory
+        memory, worth = q_network.look(params, memory, q_network.features_of_one(params, obs))
+        return jnp.argmax(worth), memory
+
+    @stage(per="env")
+    def replay_update(self, chunks: replay.Replay, told: Told) -> replay.Replay:
+        """Replay with the priorities that the last tick's learning gave."""
+        priorities = replay.set_priorities(chunks.priorities, chunks.ring, *told)
+        return chunks._replace(priorities=priorities)
+
+    @stage(per="env")
+    def replay_add(self, chunks: replay.Replay, chunk: Chunk) -> replay.Replay:
+        """Replay with one tick's chunk of its environment."""
+        return replay.keep(chunks, jax.tree.map(lambda x: x[None], chunk))
+
+    @stage(per="env")
+    def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Drawn]:
+        """The next key, and the sequences for all updates, with the memory before each."""
+        key, draw_key = jax.random.split(key)
+        shape, length = (self.updates, self.windows), (self.burn_in + self.sequence) // self.steps
+        first, ratio = replay.choose(draw_key, chunks, shape[0] * shape[1], length)
+        found: Chunk = replay.read(chunks.ring, first, length)
+        seen = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.seen)
+        drawn = Drawn(Chunk(seen, jax.tree.map(lambda x: x[:, 0], found.memory)), first, ratio)
+        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+
+    @stage
+    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Told, Metrics]:
+        """The learner after all updates, what it says of each sequence, and the mean loss."""
+        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        weight = importance(drawn.ratio, self.importance_exponent)
+
+        def update(carry: tuple, given: tuple[Chunk, jax.Array]) -> tuple:
+            (params, target, opt_state), count = carry
+            grads, (parts, surprise) = self.grad(params, target, *given)
+            params, opt_state = self.apply(params, opt_state, mean(grads), ready)
+            moves = ready & ((count + 1) % self.target_every == 0)
+            target = optax.incremental_update(params, target, moves * self.target_rate)
+            return ((params, target, opt_state), count + ready), (parts, surprise)
+
+        given = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (drawn.batch, weight))
+        (nets, count), (parts, surprise) = lax.scan(update, (learner[:3], learner.updates), given)
+        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
+        priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** self.priority_exponent
+        told = Told(jnp.where(ready, drawn.first, -1), jnp.where(ready, priority, 1))
+        return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
+
+    @stage
+    def grad(
+        self, params: QNetwork, target: QNetwork, batch: Chunk, weight: jax.Array
+    ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
+        """The gradient of the loss; its parts, and how surprising each sequence is."""
+        seen: Seen = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), batch.seen)
+        ends_t = seen.terminated | seen.truncated
+        fresh_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
+
+        burnt = seen.obs[: self.burn_in], fresh_t[: self.burn_in]
+        learnt, ends_t, fresh_t = jax.tree.map(lambda x: x[self.burn_in :], (seen, ends_t, fresh_t))
+
+        def values(params: QNetwork) -> tuple[jax.Array, jax.Array]:
+            """Of all actions at each step learnt from, and at what it led to."""
+            memory, _ = q_network.walk(params, batch.memory, *burnt)
+            memory = lax.stop_gradient(memory)
+            _, (value_t, memory_t) = q_network.walk(params, memory, learnt.obs, fresh_t)
+            return value_t, q_network.glance(params, memory_t, learnt.next_obs)
+
+        _, judged_t = values(target)
+
+        def loss(params: QNetwork) -> tuple[jax.Array, tuple]:
+            value_t, chooses_t = values(params)
+            next_value_t = pick(judged_t, jnp.argmax(chooses_t, -1))
+            next_value_t = unscale(next_value_t) if self.rescaled else next_value_t
+            discount_t = self.discount * ~learnt.terminated
+            return_t = n_step_returns(learnt.reward, discount_t, next_value_t, ends_t, self.n_step)
+            return_t = rescale(return_t) if self.rescaled else return_t
+            error_t = lax.stop_gradient(return_t) - pick(value_t, learnt.action)
+            parts = {"loss": weight * jnp.square(error_t) / 2, "mean_value": value_t}
+            parts = jax.tree.map(jnp.mean, parts)
+            return parts["loss"], (parts, mixed(jnp.abs(error_t), self.priority_mix))
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    @stage
+    def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
+        """The parameters and the optimiser's state after one update, if it is time to learn."""
+        updates, after = self.optimiser.update(grads, opt_state)
+        new = optax.apply_updates(params, updates), after
+        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+
+    @property
+    def updates(self) -> int:
+        """In a tick."""
+        return int(self.samples_per_insert * self.steps / (self.windows * self.sequence))
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        return clipped_adam(self.learning_rate, self.max_grad_norm)

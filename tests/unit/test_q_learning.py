@@ -1,0 +1,92 @@
+"""What DQN and R2D2 put together: networks, settings, and what is remembered at a chunk's start."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from shoal.envs.spaces import Box
+from shoal.rl import q_network
+from shoal.rl.q_network import Shape, init_q_network
+from shoal.rl.q_values import best_or_any
+
+pytest.importorskip("gymnax")
+
+from shoal.algorithms import DQN, R2D2
+
+
+def test_two_streams_differ_by_the_actions_mean_advantage_alone():
+    shape = Shape((8,), "auto", actions=3, atoms=2, dueling=True)
+    net = init_q_network(jax.random.key(0), Box(-1, 1, (4,)), shape)
+    x = jax.random.normal(jax.random.key(1), (5, 4))
+    atoms = q_network.action_atoms(net, x, 2)
+    assert atoms.shape == (5, 3, 2)
+    value = q_network.dense(net.value, q_network.embed_all(net, x))
+    np.testing.assert_allclose(atoms.mean(axis=1), value, atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_any_action_is_taken_as_often_as_said(epsilon):
+    keys = jax.random.split(jax.random.key(0), 4000)
+    worth = jnp.array([0.0, 2.0, 1.0, -1.0])
+    took = jax.vmap(lambda key: best_or_any(key, worth, epsilon))(keys)
+    share = np.bincount(np.asarray(took), minlength=4) / len(keys)
+    wanted = np.full(4, epsilon / 4) + np.array([0, 1 - epsilon, 0, 0])
+    np.testing.assert_allclose(share, wanted, atol=0.04)
+
+
+SMALL = R2D2(
+    steps=4, windows=1, samples_per_insert=4.0, burn_in=4, sequence=8, min_size=12, capacity=24,
+    hidden=(8,), memory_width=8, learning_rate=0.0, epsilon=(1.0, 1.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memory):
+    algorithm, env = dataclasses.replace(SMALL, memory=memory), shoal.envs.make("CartPole-v1")
+    state = algorithm.init(jax.random.key(0), env, 3)
+    tick = jax.jit(lambda state: algorithm.tick(env, state)[0])
+    for _ in range(6):
+        state = tick(state)
+    chunks, params = state.chunks.ring.steps, state.learner.params
+    ended = chunks.seen.terminated | chunks.seen.truncated
+    assert np.any(ended), "no episode has ended, so nothing was to be forgotten"
+    for row in range(3):
+        for chunk in range(5):
+            before = jax.tree.map(lambda x, at=(row, chunk): x[at], chunks)
+            fresh_t = jnp.concatenate([jnp.zeros(1, bool), ended[row, chunk, :-1]])
+            last, _ = q_network.walk(params, before.memory, before.seen.obs, fresh_t)
+            last = jax.tree.map(lambda x, over=ended[row, chunk, -1]: jnp.where(over, 0, x), last)
+            then = jax.tree.map(lambda x, at=(row, chunk + 1): x[at], chunks.memory)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), last, then)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: DQN(steps=3, windows=2, samples_per_insert=1.0), "1.5 updates of 2 windows"),
+        (lambda: DQN(min_size=2, n_step=3), "windows of 3"),
+        (lambda: DQN(capacity=32, min_size=64), "replay of 32 steps"),
+        (lambda: DQN(values="quantil"), "unknown form of values `quantil`"),
+        (lambda: R2D2(burn_in=7), "no whole chunks of 16 steps"),
+        (lambda: R2D2(memory="transformer"), "can't keep `transformer`"),
+    ],
+)
+def test_settings_that_can_not_work_are_told_of(make, told):
+    with pytest.raises(shoal.ShoalError, match=told):
+        make()
+
+
+@pytest.mark.parametrize("algorithm", [DQN(), R2D2()], ids=["dqn", "r2d2"])
+def test_the_best_action_is_played_without_exploring(algorithm):
+    env = shoal.envs.make("CartPole-v1")
+    state = algorithm.init(jax.random.key(0), env, 2)
+    played, memory = [], None
+    for _ in range(2):
+        action, memory = algorithm.play(state, state.obs[0], memory)
+        played.append(int(action))
+    assert set(played) <= {0, 1}
+    assert (memory is None) == isinstance(algorithm, DQN)
