@@ -62,6 +62,14 @@ def test_from_a_snapshot_the_rest_is_as_it_was(loop, name):
         check_same(got, wanted, tolerance)
 
 
+def test_lags_are_told_as_if_the_run_had_not_stopped():
+    _, seen, (taken,) = run("chase", "coarse, lag 2", at=1)
+    _, more, _ = run("chase", "coarse, lag 2", start=taken)
+    lags = [metrics["lag"].tolist() for _, metrics in (*seen[:1], *more)]
+    assert lags == [metrics["lag"].tolist() for _, metrics in seen]
+    assert [max(of_tick) for of_tick in lags] == [0, 1, 2, 2, 2, 2, 2]
+
+
 def test_a_lagged_reader_sees_what_was_on_its_way():
     end, _, (taken,) = run("chase", "coarse, lag 2", at=AT)
     assert {name.rpartition("@")[2] for name in taken.past} == {"1", "2"}

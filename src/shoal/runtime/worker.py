@@ -197,7 +197,8 @@ class Worker:
             names = {v: past_name(line.reader, v, age) for v in line.values}
             known = names.items() if set(names.values()) <= self._start.past.keys() else ()
             past = {v: self._crew.share(v, self._start.past[n], self.replica[1]) for v, n in known}
-            self._version = -age if known else 0
+            # Nothing is older than the first tick of all.
+            self._version = -min(age, self._start.tick) if known else 0
             self._send(line.channel, past or {v: self._env[v] for v in line.values})
 
     @property
