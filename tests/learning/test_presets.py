@@ -12,7 +12,7 @@ CASES = [
     (kind, name)
     for kind, presets in PRESETS.items()
     for name, preset in presets.items()
-    if preset.family == "gymnax"
+    if preset.family in ("gymnax", "jaxmarl")
 ]
 # Of the others, those that learn in minutes.
 HOSTED = [("ppo", "LunarLander-v3"), ("ppo", "HalfCheetah-v5")]
@@ -22,6 +22,7 @@ HOSTED = [("ppo", "LunarLander-v3"), ("ppo", "HalfCheetah-v5")]
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_preset_reaches_its_target(kind, name):
     preset = PRESETS[kind][name]
+    pytest.importorskip(preset.family)
     env = make(f"{preset.family}:{name}")
     state = preset.algorithm.init(jax.random.PRNGKey(0), env, preset.envs)
 
