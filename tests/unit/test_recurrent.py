@@ -26,6 +26,11 @@ close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
+def tick(algorithm, env, state):
+    return algorithm.tick(env, state)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
 def three_ticks(algorithm, env, state):
     """The state after three ticks, and the metrics of each."""
     return jax.lax.scan(lambda s, _: algorithm.tick(env, s), state, length=3)
@@ -44,7 +49,7 @@ def test_learning_remembers_what_acting_remembered(kind):
 
 def test_nothing_is_remembered_of_an_episode_that_has_ended():
     algorithm = replace(SMALL, memory="gru", steps=3)  # every episode has ended after three steps
-    state, metrics = algorithm.tick(PUSHES, algorithm.init(KEY, PUSHES, envs=2))
+    state, metrics = tick(algorithm, PUSHES, algorithm.init(KEY, PUSHES, envs=2))
     ended = metrics["episode_length"] == 3
     assert np.any(ended)
     assert not np.any(np.asarray(state.memory)[ended])
@@ -53,7 +58,7 @@ def test_nothing_is_remembered_of_an_episode_that_has_ended():
 def test_pieces_lose_nothing_but_gradients_through_their_ends():
     still = replace(SMALL, memory="lstm", learning_rate=0.0)
     state = still.init(KEY, STEPS, envs=2)
-    whole, halves, steps = (replace(still, sequence=n).tick(STEPS, state)[1] for n in (8, 4, 1))
+    whole, halves, steps = (tick(replace(still, sequence=n), STEPS, state)[1] for n in (8, 4, 1))
     for name in ("policy_loss", "value_loss", "entropy"):
         close(halves[name], whole[name])
         close(steps[name], whole[name])
