@@ -1,7 +1,7 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-fuzz \
-        test-jax-versions bench results bless clean
+        test-jax-versions bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
 PYTHON ?=
@@ -52,6 +52,9 @@ bench: .venv/.ready-dev ## Run the benchmarks
 
 results: .venv/.ready-dev ## Train every preset with five seeds and write docs/results.md
 	@$(BIN)/python docs/make_results.py
+
+matrix: .venv/.ready-dev ## Run every algorithm under every distribution policy and write docs/matrix.md
+	@$(BIN)/python docs/make_matrix.py --fresh
 
 bless: .venv/.ready-dev ## Accept today's prints as the golden ones (look at the diff before you commit)
 	@$(BIN)/python -m pytest -n 2 --bless

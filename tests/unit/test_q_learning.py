@@ -86,7 +86,7 @@ def test_the_best_action_is_played_without_exploring(algorithm):
     state = algorithm.init(jax.random.key(0), env, 2)
     played, memory = [], None
     for _ in range(2):
-        action, memory = algorithm.play(state, state.obs[0], memory)
+        action, memory = algorithm.play(None, state, state.obs[0], memory)
         played.append(int(action))
     assert set(played) <= {0, 1}
     assert (memory is None) == isinstance(algorithm, DQN)

@@ -151,7 +151,7 @@ class DQN:
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
         return key, best_or_any(action_key, worth, epsilon)
 
-    def play(self, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
         """The best action in one environment; nothing is remembered."""
         params = state.learner.params
         atoms = self.atoms_of(params, q_network.features_of_one(params, obs))

@@ -147,7 +147,7 @@ class R2D2:
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
         return key, memory, best_or_any(action_key, worth, epsilon)
 
-    def play(self, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+    def play(self, env: Any, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
         """The best action in one environment, and what is remembered then."""
         params = state.learner.params
         memory = start(params.memory) if memory is None else memory
