@@ -135,7 +135,7 @@ class DQN:
         rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
         seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
         if self.priority_exponent:
-            memory = self.replay_update(memory, state.told)
+            memory = memory._replace(priorities=self.replay_update(memory, state.told))
         memory = self.replay_add(memory, seen)
         replay_keys, drawn = self.replay_sample(state.replay_keys, memory)
         learner, told, parts = self.learn(learner, drawn)
@@ -158,10 +158,9 @@ class DQN:
         return jnp.argmax(mean_return(self.form, atoms)), memory
 
     @stage(per="env")
-    def replay_update(self, memory: replay.Replay, told: Told) -> replay.Replay:
-        """Replay with the priorities that the last tick's learning gave."""
-        priorities = replay.set_priorities(memory.priorities, memory.ring, *told)
-        return memory._replace(priorities=priorities)
+    def replay_update(self, memory: replay.Replay, told: Told) -> replay.Priorities:
+        """The priorities that the last tick's learning gave; the ring stays where it is."""
+        return replay.set_priorities(memory.priorities, memory.ring, *told)
 
     @stage(per="env")
     def replay_add(self, memory: replay.Replay, seen: Seen) -> replay.Replay:

@@ -131,7 +131,7 @@ class R2D2:
         rows, (seen, totals) = lax.scan(collect, begun, length=self.steps)
         chunk = Chunk(jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen), state.memory)
         if self.priority_exponent:
-            chunks = self.replay_update(chunks, state.told)
+            chunks = chunks._replace(priorities=self.replay_update(chunks, state.told))
         chunks = self.replay_add(chunks, chunk)
         replay_keys, drawn = self.replay_sample(state.replay_keys, chunks)
         learner, told, parts = self.learn(learner, drawn)
@@ -155,10 +155,9 @@ class R2D2:
         return jnp.argmax(worth), memory
 
     @stage(per="env")
-    def replay_update(self, chunks: replay.Replay, told: Told) -> replay.Replay:
-        """Replay with the priorities that the last tick's learning gave."""
-        priorities = replay.set_priorities(chunks.priorities, chunks.ring, *told)
-        return chunks._replace(priorities=priorities)
+    def replay_update(self, chunks: replay.Replay, told: Told) -> replay.Priorities:
+        """The priorities that the last tick's learning gave; the ring stays where it is."""
+        return replay.set_priorities(chunks.priorities, chunks.ring, *told)
 
     @stage(per="env")
     def replay_add(self, chunks: replay.Replay, chunk: Chunk) -> replay.Replay:
