@@ -14,11 +14,7 @@ def _a2c(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
 
 A2C_PRESETS = {
     "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
-    # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
-    "Acrobot-v1": _a2c(
-        3000, 16, -150, learning_rate=2e-3, entropy_weight=0.1, normalise_observations=True
-    ),
     # Five million steps each.
-    "Breakout-MinAtar": _a2c(4900, 64, 10, learning_rate=1e-3),
+    "Breakout-MinAtar": _a2c(4900, 64, 5, learning_rate=1e-3),
     "SpaceInvaders-MinAtar": _a2c(4900, 64, 50, learning_rate=1e-3),
 }

@@ -17,6 +17,6 @@ IMPALA_PRESETS = {
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
     "Acrobot-v1": _impala(3000, 16, -150, entropy_weight=0.1, normalise_observations=True),
     # Five million steps each.
-    "Breakout-MinAtar": _impala(4900, 64, 10),
+    "Breakout-MinAtar": _impala(4900, 64, 5),
     "SpaceInvaders-MinAtar": _impala(4900, 64, 50),
 }

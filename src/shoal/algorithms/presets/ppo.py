@@ -51,7 +51,7 @@ PPO_PRESETS = {
         ticks=100,
         target=0.95,
     ),
-    "Breakout-MinAtar": _minatar(20),
+    "Breakout-MinAtar": _minatar(7),
     "SpaceInvaders-MinAtar": _minatar(70),
     # A million steps each.
     "LunarLander-v3": Preset(
