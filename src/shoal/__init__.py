@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Fragment,
         Latest,
         Lockstep,
+        Packed,
         Queue,
         Serve,
         Wire,

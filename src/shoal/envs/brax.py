@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from brax import envs as brax_envs
+from brax import envs as brax_envs  # pyright: ignore[reportMissingImports]
 
 from shoal.envs.environment import Transition
 from shoal.envs.spaces import Box

@@ -31,10 +31,12 @@ def _quiet() -> Iterator[None]:
 
 
 with _quiet():
-    import jaxmarl
-    from jaxmarl.environments import SMAX
-    from jaxmarl.environments import spaces as jaxmarl_spaces
-    from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+    import jaxmarl  # pyright: ignore[reportMissingImports]
+    from jaxmarl.environments import SMAX  # pyright: ignore[reportMissingImports]
+    from jaxmarl.environments import spaces as jaxmarl_spaces  # pyright: ignore[reportMissingImports]
+    from jaxmarl.environments.smax.smax_env import (  # pyright: ignore[reportMissingImports]
+        MAP_NAME_TO_SCENARIO,
+    )
 
 
 NEVER = np.iinfo(np.int32).max // 2

@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -157,7 +163,7 @@ class RaySites:
         for does in ("halt", "close"):
             calls = [p.do.remote(does) for i, p in enumerate(self._posts) if i not in self._gone]
             for call in calls:
-                with suppress(ray.exceptions.RayError):
+                with suppress(RayError):
                     ray.get(call, timeout=PATIENCE)
 
     def close(self) -> None:
