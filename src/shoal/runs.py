@@ -40,6 +40,7 @@ from shoal.runtime.packing import total
 from shoal.runtime.run import Result, Watching
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import KEEP_EVERY
+from shoal.status import Status
 
 if TYPE_CHECKING:
     from shoal.training import Job
@@ -119,6 +120,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
         stack.callback(checkpoints.wait)
         story = Story(lines, progress, steps, summary, since.told)
+        stack.callback(story.status.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
         with listening(say), environments_closed():
@@ -140,7 +142,8 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
 
 def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> Result:
     """Run, and leave a checkpoint however it ends."""
-    watch = Watching(saving.story.see, saving.due, saving.keep, saving.story.look)
+    story = saving.story
+    watch = Watching(story.see, saving.due, saving.keep, story.look, story.status.stand)
     backend, ticks = told["backend"], told["ticks"]
     try:
         result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
@@ -171,6 +174,7 @@ class Story:
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
         self.lags = Lags.of(told.get("lags", {}))
+        self.status = Status(lines.path.parent)
         self._evaluations = Evaluations(lines.path.with_name("evaluation.jsonl"), steps)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet

@@ -20,6 +20,7 @@ from shoal.algorithms import PPO
 from shoal.checkpoints import ticks_in
 from shoal.planning.policies import environments, impala
 from shoal.runtime.logs import listening
+from shoal.runtime.run import Watching
 from shoal.runtime.verify import difference
 
 pytest.importorskip("gymnasium")
@@ -203,6 +204,17 @@ def test_workers_words_are_marked_and_an_environment_worker_has_no_jax():
         shoal.run(plan, "processes", ticks=3)
     assert "env[0] | half way there" in said
     assert "env[1] | False" in said
+
+
+def test_who_waits_for_whom_is_told():
+    graph = shoal.trace(PPO(**SMALL), world(seconds=0.4), envs=2)
+    plan = shoal.plan(graph, shoal.single_learner_fine(2), ONE)
+    found = []
+    watching = Watching(lambda *_: None, stand=lambda standing: found.append(standing()))
+    shoal.run(plan, "processes", ticks=1, watch=watching)
+    waited = [workers["learner[0]"] for workers in found]
+    assert any("learner[0] waits for env" in why for _, why in waited)
+    assert {name for workers in found for name in workers} == {"learner[0]", "env[0]", "env[1]"}
 
 
 def test_a_plan_that_needs_more_memory_than_there_is_says_how_much(monkeypatch):

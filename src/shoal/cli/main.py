@@ -32,6 +32,7 @@ from shoal.resuming import resume
 from shoal.runs import Trained
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
+from shoal.status import shown
 from shoal.tracing.trace import trace
 from shoal.training import (
     Job,
@@ -138,6 +139,10 @@ def _add_others(commands: Any) -> None:
     there.set_defaults(command=_algorithms)
     there.add_argument("name", nargs="?", help="one of them; without it, all are listed")
     there.add_argument("--debug", action="store_true", help="show full tracebacks")
+    how = commands.add_parser("status", help="how a run is, and who of its workers waits for whom")
+    how.set_defaults(command=_status)
+    how.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
+    how.add_argument("--debug", action="store_true", help="show full tracebacks")
     more = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
     more.set_defaults(command=_resume)
     more.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
@@ -162,12 +167,25 @@ def _train(options: argparse.Namespace) -> int:
     return _tell(trained, console)
 
 
+def _folder(options: argparse.Namespace) -> Path:
+    """The run that is named: a folder, or a name in runs/."""
+    return options.run if options.run.exists() else Path("runs") / options.run
+
+
+def _status(options: argparse.Namespace) -> int:
+    told, table = shown(_folder(options))
+    print(told)
+    if table is not None:
+        Console(highlight=False).print(table)
+    return 0
+
+
 def _resume(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     how: Json = {"ticks": options.ticks, "backend": options.backend}
     how |= chosen_checkpoints(options) | chosen_cluster(options)
     trained = resume(
-        options.run if options.run.exists() else Path("runs") / options.run,
+        _folder(options),
         chosen_distribution(options),
         **{name: value for name, value in how.items() if value is not None},
         progress=True,

@@ -23,6 +23,7 @@ FINAL = BANKS  # the bank for what ends carry when they end
 SNAP, START = BANKS + 1, BANKS + 2  # those for snapshots, and for what the run starts from
 SHOWN = 32  # ticks of metrics that wait for the driver
 MOST_LAGS = 1024  # lags of one end in a tick
+NOTE = 256  # bytes in which a team may say what it waits for
 TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
 
 
@@ -57,6 +58,7 @@ class Board:
     words: int
     started: int
     bells: int
+    notes: int
     teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
     cells: Mapping[str, Cell]
     rows: int
@@ -75,7 +77,7 @@ class Board:
     ) -> Board:
         """Take as much room as it all needs."""
         words, started = room.take(5 * LINE), room.take(len(teams) * LINE)
-        bells = room.take((len(teams) + 1) * LINE)
+        bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
             {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
@@ -84,7 +86,7 @@ class Board:
         marks = room.take(len(posts) * (START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
-        return Board(words, started, bells, teams, cells, rows, kept, marks, named, shows)
+        return Board(words, started, bells, notes, teams, cells, rows, kept, marks, named, shows)
 
     def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
         """Which part of a value an end holds."""
@@ -116,6 +118,7 @@ class OpenBoard:
         self._posts = list(board.posts)
         count = len(self._posts)
         self._marks = memory.packed(board.marks, count * (START + 1))
+        self._notes = memory.array(board.notes, (len(board.teams), NOTE), "uint8")
         self._check = check
 
     def bell(self, team: int, spin: float = 0.0) -> FutexBell:
@@ -142,6 +145,17 @@ class OpenBoard:
             check()
 
         self._check = both
+
+    def note(self, team: int, text: str) -> None:
+        """Say what a team waits for; nothing, once it goes on."""
+        said = text.encode(errors="replace")[: NOTE - 1]
+        self._notes[team, : len(said)] = np.frombuffer(said, np.uint8)
+        self._notes[team, len(said)] = 0
+
+    def standing(self, team: int) -> tuple[int, str]:
+        """How many ticks a team has started, and what it waits for, if for long."""
+        said = self._notes[team].tobytes().partition(b"\0")[0]
+        return int(self._started[team]), said.decode(errors="replace")
 
     def begin(self, ticks: int) -> None:
         """Let every team go on up to `ticks`."""

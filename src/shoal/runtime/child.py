@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shoal.errors import ShoalError, user_place
@@ -211,7 +212,8 @@ class _Hall:
         bell = self._board.bell(number, self._orders.spin)
         serve = self._orders.serve.get(fragment)
         many = crew.run_many if serve else None
-        return number, Team(workers, channels, bell, serve, many), workers
+        team = Team(workers, channels, bell, serve, many)
+        return number, team.tells(partial(self._board.note, number)), workers
 
 
 if __name__ == "__main__":

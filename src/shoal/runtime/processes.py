@@ -232,6 +232,10 @@ class Apart:
         names = dict.fromkeys(name for one in told for name in one)
         return {n: total(one[n] for one in told if n in one) for n in names}
 
+    def standing(self) -> dict[str, tuple[int, str]]:
+        """For each worker: ticks it has started, and what it waits for, if for long."""
+        return {k: v for found in self._sites.each("standing") for k, v in found.items()}
+
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """What onlookers have shown, as far as `ready` has seen it come."""
         return self._collector.looked()

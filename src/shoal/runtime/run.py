@@ -50,6 +50,7 @@ BACKENDS: dict[str, Callable[..., Going]] = {
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
+Standing = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class Watching:
     `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
     ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
     it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
-    onlookers have made of a tick's values, when they have. What they raise stops the run.
+    onlookers have made of a tick's values, when they have. `stand` may ask now and then how
+    workers of their own processes are. What they raise stops the run.
     """
 
     see: Watch
     due: Callable[[int], int | None] = lambda tick: None
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
+    stand: Callable[[Standing], None] = lambda standing: None
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,8 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
             yield tick
         for tick, metrics in going.looked():
             watching.look(tick, metrics)
+        if more and isinstance(going, Apart):
+            watching.stand(going.standing)
         asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
 
 

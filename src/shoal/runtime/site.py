@@ -103,6 +103,16 @@ class Site:
             c.process.poll() is not None and not c.told for c in self._children.values()
         )
 
+    def standing(self) -> dict[str, tuple[int, str]]:
+        """For each worker's fragment: ticks it has started, and what it waits for, if for long."""
+        held = [seat for child in self._children.values() for seat in child.seats]
+        return {
+            f"{fragment}[{worker}]": self._board.standing(
+                self._layout.teams.index((fragment, worker))
+            )
+            for fragment, worker in held
+        }
+
     def hold(self) -> int:
         """Let nobody start a tick for a moment; how many ticks were started."""
         return self._board.hold()

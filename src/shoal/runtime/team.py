@@ -14,6 +14,7 @@ from shoal.runtime.fire import Replica, waits
 from shoal.runtime.limit import Limit
 from shoal.runtime.worker import Failure, Runs, Wants, Worker
 
+LONG = 1.0  # seconds of waiting that are worth telling
 RunMany = Callable[[list[Runs]], Sequence[Sequence[Any]]]
 
 
@@ -40,6 +41,12 @@ class Team:
         self._asking: dict[Replica, Runs] = {}
         self._ready: deque[tuple[Replica, Any]] = deque()
         self._since = 0.0
+        self._tell, self._has_told = (lambda text: None), False
+
+    def tells(self, tell: Callable[[str], None]) -> Team:
+        """Let `tell` hear what the team waits for when it has waited for long, and when not."""
+        self._tell = tell
+        return self
 
     @property
     def name(self) -> str:
@@ -129,8 +136,12 @@ class Team:
                 "the plan is stuck: " + "; ".join(self.waits()),
                 "This is a fault of Shoal's planner.",
             )
-        left = self._since + self._serve.max_wait - time.monotonic() if self._asking else 1.0
+        left = self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG
         self._bell.wait(self._is_ready, max(0.0, left))
+        is_long = not self._asking and not self._is_ready()
+        if is_long != self._has_told:
+            self._has_told = is_long
+            self._tell("; ".join(self.waits()) if is_long else "")
 
     def _is_ready(self) -> bool:
         return any(self._may(r, wants) for r, wants in self._waiting.items())
