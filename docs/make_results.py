@@ -29,8 +29,10 @@ Made by `make results` (docs/make_results.py) from docs/results.jsonl: presets a
 `shoal train ALGORITHM ENVIRONMENT --seed N` runs them, fused on one device. *Return* is the mean of
 the last 100 episodes at the end of the run, as `summary.json` has it; *IQM* is the interquartile
 mean over seeds; *seconds* are of a whole run, tracing and compiling included, with as many others
-beside it on the machine as the last column says. Thresholds are what the literature has for each
-(the preset's file says which).
+beside it on the machine as the last column says. CartPole-v1 counts as solved at 475,
+MountainCarContinuous-v0 at 90; good agents reach -100 on Acrobot-v1 and -200 on Pendulum-v1 (about
+-150 is the best there is), a memory is worth 1 on MemoryChain. The other thresholds are what the
+preset was seen to reach.
 
 | algorithm | environment | threshold | return, by seed | IQM | worst | steps | seconds | where |
 |---|---|---|---|---|---|---|---|---|

@@ -16,5 +16,5 @@ A2C_PRESETS = {
     "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
     # Five million steps each.
     "Breakout-MinAtar": _a2c(4900, 64, 5, learning_rate=1e-3),
-    "SpaceInvaders-MinAtar": _a2c(4900, 64, 50, learning_rate=1e-3),
+    "SpaceInvaders-MinAtar": _a2c(4900, 64, 20, learning_rate=1e-3),
 }
