@@ -71,34 +71,35 @@ def _add(number):
     ip("-n", space, "link", "set", "lo", "up")
 
 
+def join_cluster(number, cpus, *where):
+    """Start a raylet on a host; unless said otherwise it joins the first host's."""
+    ray = Path(sys.executable).parent / "ray"
+    where = where or (f"--address={address(0)}:6379",)
+    return inside(
+        number, ray, "start", "--block", *where, f"--num-cpus={cpus}",
+        f"--node-ip-address={address(number)}", "--disable-usage-stats",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 @contextmanager
 def raylets(count, cpus):
     """A Ray cluster with a raylet on each of so many hosts."""
-    ray = Path(sys.executable).parent / "ray"
     # Ray's sockets lie there, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray") as folder, hosts(count):
         started = []
         try:
-            for number in range(count):
-                where = ("--head", "--include-dashboard=false", f"--temp-dir={folder}")
-                if number:
-                    where = (f"--address={address(0)}:6379",)
-                started.append(
-                    inside(
-                        number, ray, "start", "--block", *where, f"--num-cpus={cpus}",
-                        f"--node-ip-address={address(number)}", "--disable-usage-stats",
-                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    )
-                )  # fmt: skip
-                if number == 0:
-                    _wait_for_head()
+            head = ("--head", "--include-dashboard=false", f"--temp-dir={folder}")
+            started.append(join_cluster(0, cpus, *head))
+            _wait_for_head()
+            started.extend(join_cluster(number, cpus) for number in range(1, count))
             yield started
         finally:
             for one in reversed(started):
                 one.terminate()
             for one in started:
                 try:
-                    one.wait(20)
+                    one.wait(40)
                 except subprocess.TimeoutExpired:
                     one.kill()
                     one.wait()
