@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-fuzz \
+.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-chaos test-fuzz \
         test-jax-versions bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -39,7 +39,10 @@ test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be
 	@$(BIN)/python -m pytest -m gpu --timeout 900
 
 test-soak: .venv/.ready-dev ## Kill training runs at random moments (SOAK_ROUNDS=200 SOAK_SEED=0)
-	@$(BIN)/python -m pytest -n 2 -m soak --timeout 300
+	@$(BIN)/python -m pytest -n 2 -m soak --timeout 300 --ignore tests/soak/test_chaos.py
+
+test-chaos: .venv/.ready-dev ## Let a Ray cluster's workers, hosts, links and disk fail (CHAOS_SECONDS=600 CHAOS_SEED=0)
+	@$(BIN)/python -m pytest -s -m soak tests/soak/test_chaos.py
 
 test-fuzz: .venv/.ready-dev ## Send a million spoilt streams of frames (FUZZ_CASES=1000000 FUZZ_SEED=0)
 	@$(BIN)/python -m pytest -m fuzz --timeout 3600
