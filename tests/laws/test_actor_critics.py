@@ -31,16 +31,17 @@ POLICIES = {
     "central(2)": shoal.central(2),
     "decoupled(2,2,2)": shoal.decoupled(2, 2, 2),
 }
+slow = pytest.mark.slow
 CUT = [
     ("ppo, gru", "coarse(2)"),
-    ("ppo, gru", "fine(2), ring"),
     ("ppo, gru", "central(2)"),
-    ("ppo, gru", "decoupled(2,2,2)"),
-    ("ppo, transformer", "multi_learner(2)"),
+    pytest.param("ppo, gru", "fine(2), ring", marks=slow),
+    pytest.param("ppo, gru", "decoupled(2,2,2)", marks=slow),
+    pytest.param("ppo, transformer", "multi_learner(2)", marks=slow),
     ("a2c", "multi_learner(2)"),
-    ("a2c", "central(2)"),
+    pytest.param("a2c", "central(2)", marks=slow),
     ("impala, lstm", "fine(2)"),
-    ("impala, lstm", "decoupled(2,2,2)"),
+    pytest.param("impala, lstm", "decoupled(2,2,2)", marks=slow),
 ]
 
 

@@ -23,6 +23,11 @@ POLICIES = {
     "ape_x(2)": shoal.ape_x(2),
 }
 OTHERS = {"fused": shoal.fused(), "asynchronous": shoal.ape_x(2, max_lag=2)}
+QUICK = ("coarse(2)", "multi_learner(2)", "ape_x(2)", *OTHERS)
+CELLS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in (*POLICIES, *OTHERS)
+]
 
 
 @cache
@@ -36,7 +41,7 @@ def largest(got, wanted):
     return max(difference(got[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [cell for cell in CELLS if cell.values[0] in POLICIES])
 def test_wherever_replay_is_kept_the_numbers_are_the_fused_program_s(name):
     assert largest(ran(name).values, ran("fused").values) < TOLERANCE
 
@@ -62,7 +67,7 @@ def test_with_a_lag_replay_draws_ahead_of_what_the_learner_tells_it():
     assert largest(got.values, ran("fused").values) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *OTHERS])
+@pytest.mark.parametrize("name", CELLS)
 def test_so_many_samples_are_learnt_from_an_insert_once_there_are_enough(name):
     algorithm, state = graph_of("dqn").origin.algorithm, ran(name).state
     steps = TICKS * algorithm.steps

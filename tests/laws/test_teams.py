@@ -31,6 +31,7 @@ POLICIES = {
     "decoupled(2,1,1)": shoal.decoupled(2, 1, 1),
     "ape_x(2)": shoal.ape_x(2),
 }
+slow = pytest.mark.slow
 CELLS = [
     *[("mappo", policy) for policy in POLICIES if policy != "ape_x(2)"],
     ("mappo, gru", "single_learner_coarse(2)"),
@@ -63,7 +64,16 @@ def largest(got, wanted):
     return max(difference(got[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize(("loop", "name"), CELLS)
+QUICK = ("single_learner_coarse(2)",)
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [
+        pytest.param(*cell, marks=() if cell[1] in QUICK and "gru" not in cell[0] else slow)
+        for cell in CELLS
+    ],
+)
 def test_every_cut_gives_the_fused_numbers(loop, name):
     inline = after(loop, POLICIES[name], "inline")
     assert largest(inline, fused(loop)) < TOLERANCE

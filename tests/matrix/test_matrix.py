@@ -27,7 +27,10 @@ def test_a_page_is_read_as_it_was_written():
     assert read_page(page_text(whole)) == whole
 
 
-@pytest.mark.parametrize("algorithm", TRIED)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, marks=() if a in ("ppo", "dqn", "sac") else pytest.mark.slow) for a in TRIED],
+)
 def test_the_page_says_of_every_cell_whether_it_fits_and_why_not(algorithm):
     told = read_page(PAGE.read_text(encoding="utf-8"))
     assert {form for name, form, _ in told if name == algorithm} == set(FORMS), "run `make matrix`"
@@ -37,6 +40,7 @@ def test_the_page_says_of_every_cell_whether_it_fits_and_why_not(algorithm):
             assert told[algorithm, form, backend] in (wanted, wanted if wanted.why else NOT_RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "form"), SHARE)
 def test_a_cell_of_each_algorithm(algorithm, form):
     assert verdict(algorithm, form, "inline") == expected(algorithm, form)

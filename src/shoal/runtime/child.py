@@ -40,13 +40,14 @@ def main() -> None:
     check_parent = watch_parent(driver)
     check_parent()  # it may have died while this process was loading
     with os.fdopen(orders_fd, "rb") as pipe:
-        sys.path[:] = json.loads(pipe.readline())
+        first = json.loads(pipe.readline())
+        sys.path[:] = first["path"]
         orders = pickle.load(pipe)  # from the process that started this one, and nobody else
     report = os.fdopen(report_fd, "w", buffering=1)
-    if orders.cores:
-        os.sched_setaffinity(0, orders.cores)
+    if first["cores"]:
+        os.sched_setaffinity(0, first["cores"])
     join_fences()
-    memory = Memory(memory_fd, orders.size)
+    memory = Memory(memory_fd, first["size"])
     board = OpenBoard(orders.board, memory, check_parent)
     failures: list[Failure] = []
     hall = _Hall(orders, memory, board)

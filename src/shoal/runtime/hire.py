@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
 from shoal.runtime.lines import Lines
 from shoal.runtime.operations import Program
-from shoal.runtime.orders import Group, Orders, Seat
+from shoal.runtime.orders import Group, Hire, Orders, Seat
 from shoal.runtime.pieces import lagged, make_plain_crew
 from shoal.runtime.rebuilt import Loop, environment
 from shoal.runtime.shm import Rings
@@ -45,7 +46,7 @@ class Hiring:
 
     def orders(
         self, rings: Rings, board: Board, lines: Lines | None, meetings: Sequence[str]
-    ) -> list[Orders]:
+    ) -> list[Hire]:
         """One for each process; replicas that run as one program meet at their first's address."""
         plan, graph = self._plan, self._plan.graph
         origin = graph.origin
@@ -62,21 +63,33 @@ class Hiring:
             "serve": {f: found[1] for f, found in served.items() if found},
             "print": self._print, "lines": lines,
         }  # fmt: skip
-        return [
+        orders = [
             Orders(
                 seats=held,
                 crews={f: crews[f] for f, _ in held if f in crews},
                 loop=loop if any(f not in crews for f, _ in held) else b"",
                 spin=SPIN,
                 number=number,
-                alike=plan.workers(held[0][0]) > 1,
-                on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
-                variables=self._variables(held),
                 group=self._group(held, meetings),
                 **common,
             )
             for number, held in enumerate(self.seats)
         ]
+        return [self._hire(one) for one in orders]
+
+    def _hire(self, orders: Orders) -> Hire:
+        """A process with its orders; the user's own modules may be anywhere on Python's path."""
+        held, plan = orders.seats, self._plan
+        return Hire(
+            orders.number,
+            held,
+            orders.ends,
+            alike=plan.workers(held[0][0]) > 1,
+            on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
+            variables=self._variables(held),
+            path=tuple(sys.path),
+            orders=cloudpickle.dumps(orders),
+        )
 
     def _variables(self, held: tuple[Seat, ...]) -> dict[str, str]:
         """What a process that computes is to find in its environment."""

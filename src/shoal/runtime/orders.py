@@ -45,10 +45,22 @@ class Orders:
     print: str  # what the plan must look like when it is drawn again
     spin: float
     number: int  # which of all workers it is
+    lines: Lines | None = None  # channels between hosts
+    group: Group | None = None
+
+
+@dataclass(frozen=True)
+class Hire:
+    """A process to be started: what its host has to know, and its orders, sealed.
+
+    Only the process itself opens them, since what they hold may be known to nobody else there.
+    """
+
+    number: int
+    seats: tuple[Seat, ...]
+    ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
     alike: bool  # whether there are others like it
     on_cpu: bool  # whether it computes where it runs
     variables: Mapping[str, str]  # of its environment
-    cores: tuple[int, ...] = ()  # that it may use; none: all
-    size: int = 0  # of the memory it shares with others of its host
-    lines: Lines | None = None  # channels between hosts
-    group: Group | None = None
+    path: tuple[str, ...]  # where Python finds modules
+    orders: bytes

@@ -162,8 +162,8 @@ class Apart:
         addresses = [at[number][0] for number in sorted(at)]
         lines = make_lines(self._far, self._hiring.crowd, addresses)
         meetings = [at[number][1] for number in sorted(at)]
-        orders = self._hiring.orders(self._rings, self._layout, lines, meetings)
-        by_site = [[orders[number] for number in held] for held in self._held]
+        hires = self._hiring.orders(self._rings, self._layout, lines, meetings)
+        by_site = [[hires[number] for number in held] for held in self._held]
         count = len(self._held)
         self._pass_on()
         try:

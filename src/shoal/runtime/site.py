@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from shoal.runtime.board import SNAP, START, Board, OpenBoard
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
-from shoal.runtime.orders import Orders
+from shoal.runtime.orders import Hire
 from shoal.runtime.packing import Sent, total
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
@@ -59,25 +59,23 @@ class Site:
         addresses = tuple(door.getsockname()[:2] for door in self._doors)
         return Doors(addresses, tuple(f"{host}:{free_port(host)}" for _ in range(workers)))
 
-    def start(self, orders: list[Orders], given: Mapping[str, np.ndarray], ticks: int) -> None:
+    def start(self, hires: list[Hire], given: Mapping[str, np.ndarray], ticks: int) -> None:
         """Start workers, from what they carry at first, to go on up to `ticks`."""
         join_fences()
         for name, x in self._board.read(START).items():
             if name in given:
                 x[...] = given[name]
         self._board.begin(ticks)
-        cores = share_cores(orders)
-        doors = self._doors or [None] * len(orders)
-        held = {self._layout.teams.index(seat) for one in orders for seat in one.seats}
-        for fragment, teams in orders[0].ends.items():
+        cores = share_cores(hires)
+        doors = self._doors or [None] * len(hires)
+        held = {self._layout.teams.index(seat) for one in hires for seat in one.seats}
+        for fragment, teams in hires[0].ends.items():
             for end, team in enumerate(teams):
                 if team in held:
                     self._shows[fragment, end] = self._board.show((fragment, end))
         try:
-            for one, own, door in zip(orders, cores, doors, strict=True):
-                env = {**one.variables, **_threads(own)}
-                own_orders = replace(one, cores=own, size=self._memory.size)
-                self._children[one.number] = spawn(own_orders, self._memory, env, door)
+            for one, own, door in zip(hires, cores, doors, strict=True):
+                self._children[one.number] = spawn(one, own, self._memory, door)
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
             raise
@@ -170,11 +168,6 @@ def _heard(child: Child) -> dict[str, Any]:
     return {"failed": child.process.returncode != 0, **told_of(child, told)}
 
 
-def _threads(cores: tuple[int, ...]) -> dict[str, str]:
-    count = str(len(cores) or os.cpu_count() or 1)
-    return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
-
-
 def free_port(host: str = LOOPBACK) -> int:
     """A port of this host that nobody listens on."""
     with socket.socket() as probe:
@@ -182,17 +175,17 @@ def free_port(host: str = LOOPBACK) -> int:
         return probe.getsockname()[1]
 
 
-def share_cores(orders: list[Orders]) -> list[tuple[int, ...]]:
+def share_cores(hires: list[Hire]) -> list[tuple[int, ...]]:
     """The cores of each process: one for each of many alike, what is left for the others.
 
     Where there are fewer cores than processes, those that are alone may use all; so may those that
     compute on another device, since they need cores only to compile.
     """
     cores = sorted(os.sched_getaffinity(0))
-    alike = [one for one in orders if one.alike]
+    alike = [one for one in hires if one.alike]
     rest = cores[len(alike) :] if len(cores) > len(alike) else cores
-    turn = iter(range(len(orders)))
+    turn = iter(range(len(hires)))
     return [
         (cores[next(turn) % len(cores)],) if one.alike else tuple(rest if one.on_cpu else cores)
-        for one in orders
+        for one in hires
     ]

@@ -14,14 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from shoal import errors
 from shoal.errors import RunError, ShoalError
 from shoal.runtime.logs import Say, listener
 from shoal.runtime.machine import oom_kills
 from shoal.runtime.memory import Memory
-from shoal.runtime.orders import Orders, Seat
+from shoal.runtime.orders import Hire, Seat
 
 PATIENCE = 2.0  # seconds that workers have to end when told to
 
@@ -52,7 +50,7 @@ class Child:
 
 
 def spawn(
-    orders: Orders, memory: Memory, env: Mapping[str, str], door: socket.socket | None = None
+    hire: Hire, cores: tuple[int, ...], memory: Memory, door: socket.socket | None = None
 ) -> Child:
     """Start a process with its orders; others reach it at `door`, which is its own then."""
     told, tell = os.pipe()
@@ -65,26 +63,32 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **env},
+        env={**os.environ, **hire.variables, **_threads(cores)},
         start_new_session=True,
     )
     os.close(told)
     os.close(hear)
     if door is not None:
         door.close()
-    child = Child(orders.seats, process, os.fdopen(heard, "r"), threading.Thread(), ooms)
+    child = Child(hire.seats, process, os.fdopen(heard, "r"), threading.Thread(), ooms)
     child.output = threading.Thread(target=_relay, args=(child, listener()), daemon=True)
     child.output.start()
     # Sent from a thread: a child that dies early must not leave us writing to nobody.
-    threading.Thread(target=_send, args=(tell, orders), daemon=True).start()
+    path = list(dict.fromkeys([*hire.path, *sys.path]))
+    told_first = {"path": path, "cores": cores, "size": memory.size}
+    threading.Thread(target=_send, args=(tell, told_first, hire.orders), daemon=True).start()
     return child
 
 
-def _send(fd: int, orders: Orders) -> None:
+def _threads(cores: tuple[int, ...]) -> dict[str, str]:
+    count = str(len(cores) or os.cpu_count() or 1)
+    return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
+
+
+def _send(fd: int, first: Mapping[str, Any], orders: bytes) -> None:
     # How a child died that no longer reads is told by its end.
     with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
-        pipe.write(json.dumps(sys.path).encode() + b"\n")
-        cloudpickle.dump(orders, pipe)
+        pipe.write(json.dumps(first).encode() + b"\n" + orders)
 
 
 def _relay(child: Child, say: Say) -> None:
