@@ -124,6 +124,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_what_was_kept
     assert largest(result.values, fused("chase", 2000)) < 1e-5
 
 
+@pytest.mark.slow
 def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ray_cluster())
 

@@ -70,7 +70,7 @@ QUICK = ("single_learner_coarse(2)",)
 @pytest.mark.parametrize(
     ("loop", "name"),
     [
-        pytest.param(*cell, marks=() if cell[1] in QUICK and "gru" not in cell[0] else slow)
+        pytest.param(*cell, marks=() if cell[1] in QUICK and cell[0] == "mappo" else slow)
         for cell in CELLS
     ],
 )

@@ -45,9 +45,10 @@ def cartpole():
 
 def tell():
     """Let every worker's process id and name be written as it starts."""
-    from shoal.runtime import processes
+    from shoal.runtime import site
+    from shoal.runtime.processes import Apart
 
-    spawn, start = processes.spawn, processes.Processes.start
+    spawn, start = site.spawn, Apart.start
 
     def told(*args):
         child = spawn(*args)
@@ -61,7 +62,7 @@ def tell():
             signal.sigtimedwait([], 0.02)  # workers have their orders by now, and still load
             os.kill(os.getpid(), signal.SIGKILL)
 
-    processes.spawn, processes.Processes.start = told, started
+    site.spawn, Apart.start = told, started
 
 
 def main(policy, folder):

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [p for p in sorted((ROOT / "docs").glob("*.md")) if "```python" in p.read_text("utf-8")]
 NEEDS = {
     "asynchrony": ["gymnasium"],
+    "channels": ["gymnasium"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "evaluation": ["gymnax"],
     "multi_agent": ["jaxmarl"],
