@@ -215,9 +215,9 @@ def test_workers_that_are_loading_when_their_driver_is_killed_end(tmp_path):
 def test_workers_end_if_another_cannot_be_started(monkeypatch):
     import shoal
     from shoal.algorithms import PPO
-    from shoal.runtime import processes
+    from shoal.runtime import site
 
-    spawn, children = processes.spawn, []
+    spawn, children = site.spawn, []
 
     def spawn_one(*args):
         if children:
@@ -225,7 +225,7 @@ def test_workers_end_if_another_cannot_be_started(monkeypatch):
         children.append(spawn(*args))
         return children[0]
 
-    monkeypatch.setattr(processes, "spawn", spawn_one)
+    monkeypatch.setattr(site, "spawn", spawn_one)
     algorithm = PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
     graph = shoal.trace(algorithm, shoal.envs.make("CartPole-v1"), envs=4)
     plan = shoal.plan(graph, shoal.single_learner_coarse(2))
