@@ -45,7 +45,8 @@ def join(address: str = "") -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise PlaceError(
             f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
-            "Start one with `ray start --head`, and give its address, such as --address HOST:6379.",
+            "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
+            "If Ray asks for a token there, set RAY_AUTH_MODE=token here.",
         ) from error
 
 

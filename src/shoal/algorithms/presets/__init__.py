@@ -1,4 +1,4 @@
-"""Settings known to learn, by algorithm and environment; one file an algorithm."""
+"""Settings to learn with, by algorithm and environment; one file an algorithm."""
 
 from shoal.algorithms.presets.a2c import A2C_PRESETS
 from shoal.algorithms.presets.dqn import DQN_PRESETS

@@ -8,8 +8,8 @@ from typing import Any
 class Preset:
     """With so many environments, after so many ticks, an episode returns `target` or more.
 
-    That is the mean of the last 100 episodes in the environment of this `family`; it held for each
-    of a dozen seeds of gymnax's environments.
+    That is the mean of the last 100 episodes in the environment of this `family`, for most seeds;
+    docs/results.md has which were tried, and what came of each.
     """
 
     algorithm: Any
