@@ -1,4 +1,4 @@
-"""A2C's settings known to learn, by environment."""
+"""A2C's settings to learn with, by environment."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""IMPALA's settings known to learn, by environment."""
+"""IMPALA's settings to learn with, by environment."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""PPO's settings known to learn, by environment."""
+"""PPO's settings to learn with, by environment."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a preset is: settings known to learn."""
+"""What a preset is: settings to learn with."""
 
 from dataclasses import dataclass
 from typing import Any

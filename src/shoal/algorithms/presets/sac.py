@@ -1,4 +1,4 @@
-"""SAC's settings known to learn, by environment."""
+"""SAC's settings, by environment; those for HalfCheetah were not run to the end yet."""
 
 from shoal.algorithms.presets.preset import Preset
 from shoal.algorithms.presets.replaying import BRAX_HALF_CHEETAH, HALF_CHEETAH, PENDULUM

@@ -1,4 +1,4 @@
-"""TD3's and DDPG's settings known to learn, by environment."""
+"""TD3's and DDPG's settings, by environment; HalfCheetah's were not run to the end yet."""
 
 from shoal.algorithms.presets.preset import Preset
 from shoal.algorithms.presets.replaying import BRAX_HALF_CHEETAH, HALF_CHEETAH, PENDULUM
