@@ -94,6 +94,7 @@ def raylets(count, cpus):
             started.append(join_cluster(0, cpus, *head))
             _wait_for_head()
             started.extend(join_cluster(number, cpus) for number in range(1, count))
+            _wait_for_all(count)
             yield started
         finally:
             for one in reversed(started):
@@ -104,6 +105,16 @@ def raylets(count, cpus):
                 except subprocess.TimeoutExpired:
                     one.kill()
                     one.wait()
+
+
+def _wait_for_all(count):
+    code = f"""
+import ray, time
+ray.init("{address(0)}:6379", log_to_driver=False, logging_level="error")
+while sum(node["Alive"] for node in ray.nodes()) < {count}:
+    time.sleep(0.2)
+"""
+    inside(0, sys.executable, "-c", code, stderr=subprocess.DEVNULL).wait(120)
 
 
 def _wait_for_head():
