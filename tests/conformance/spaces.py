@@ -94,7 +94,6 @@ def raylets(count, cpus):
             started.append(join_cluster(0, cpus, *head))
             _wait_for_head()
             started.extend(join_cluster(number, cpus) for number in range(1, count))
-            _wait_for_all(count)
             yield started
         finally:
             for one in reversed(started):
@@ -107,7 +106,8 @@ def raylets(count, cpus):
                     one.wait()
 
 
-def _wait_for_all(count):
+def wait_for_all(count):
+    """Wait until so many hosts have joined the cluster."""
     code = f"""
 import ray, time
 ray.init("{address(0)}:6379", log_to_driver=False, logging_level="error")

@@ -16,7 +16,16 @@ from contextlib import contextmanager, suppress
 import pytest
 
 pytest.importorskip("ray")
-from conformance.spaces import address, inside, ip, is_allowed, join_cluster, name, raylets
+from conformance.spaces import (
+    address,
+    inside,
+    ip,
+    is_allowed,
+    join_cluster,
+    name,
+    raylets,
+    wait_for_all,
+)
 
 SECONDS, SEED = int(os.environ.get("CHAOS_SECONDS", "600")), int(os.environ.get("CHAOS_SEED", "0"))
 HANG = 180  # seconds without a new tick that no fault here may cause
@@ -117,6 +126,7 @@ def last_tick(metrics):
 @pytest.mark.skipif(not is_allowed(), reason="network namespaces can't be made here")
 def test_training_survives_what_clusters_do(tmp_path):
     with raylets(3, cpus=2) as hosts, small_disk(tmp_path / "disk") as disk:
+        wait_for_all(3)
         driver = inside(0, sys.executable, "-c", ENTRY, *COMMAND, "--folder", disk)
         metrics, chaos = disk / "run" / "metrics.jsonl", Chaos(hosts, disk)
         began = seen_at = time.monotonic()
