@@ -26,7 +26,7 @@ KEPT = HERE / "results.jsonl"
 HEAD = """# Learning results
 
 Made by `make results` (docs/make_results.py) from docs/results.jsonl: presets as
-`shoal train ALGORITHM ENVIRONMENT --seed N` runs them, fused on one device. *Return* is the mean of
+`shoal train ppo CartPole-v1 --seed 0` runs one, fused on one device. *Return* is the mean of
 the last 100 episodes at the end of the run, as `summary.json` has it; *IQM* is the interquartile
 mean over seeds; *seconds* are of a whole run, tracing and compiling included, with as many others
 beside it on the machine as the last column says. CartPole-v1 counts as solved at 475,
