@@ -131,7 +131,8 @@ def new_folder(root: Path, name: str, title: str) -> Path:
         folder = root / name
         if (folder / "summary.json").exists():
             raise SettingError(
-                f"{folder} already holds a run", "Choose another name, or remove it."
+                f"{folder} already holds a run",
+                f"Go on with it by `shoal resume {folder}`, choose another name, or remove it.",
             )
         folder.mkdir(parents=True, exist_ok=True)
         return folder
