@@ -16,7 +16,7 @@ from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy
 from shoal.recipes import load_file, made_from
 from shoal.records import cut_rows, locked
-from shoal.runs import FORM, Since, Trained, run_job, with_new_episodes
+from shoal.runs import FORM, RESTARTS, Since, Trained, run_job, with_new_episodes
 from shoal.runtime.run import check_backend, fresh_start
 from shoal.tracing.trace import trace
 from shoal.training import Job, beside_evaluation, cluster_of, ensure_devices, plan
@@ -62,6 +62,8 @@ def resume(
         kept = ("checkpoint_every", "keep", "seed", "restarts")
         settings = {name: how.get(name, told.get(name, 0)) for name in kept}
         sources = {f"{name}_from": _source(told[name]) for name in ("algorithm", "env")}
+        if "restarts" not in how:
+            settings["replaces"] = told.get("replaces", RESTARTS)
         given = {**how, **settings, **sources, "backend": backend}
         return run_job(job, drawn, folder, given, since)
 

@@ -36,6 +36,7 @@ from shoal.records import (
 )
 from shoal.runtime.again import Care
 from shoal.runtime.logs import Say, listening
+from shoal.runtime.mend import Loss
 from shoal.runtime.packing import total
 from shoal.runtime.run import Result, Watching
 from shoal.runtime.snapshot import Snapshot
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from shoal.training import Job
 
 FORM = 1
-RESTARTS = 3  # on a cluster, where workers are lost now and then
+RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
 AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
@@ -82,6 +83,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
         "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
         "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
         "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
+        "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
     }  # fmt: skip
 
 
@@ -136,8 +138,16 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
         summary["restarts"] = summary.get("restarts", 0) + 1
         say(f"{error.what}; going on from tick {tick}")
 
+    def replaced(loss: Loss) -> None:
+        if loss.seconds is None:
+            summary["replaced"] = summary.get("replaced", 0) + 1
+            summary["lost_turns"] = summary.get("lost_turns", 0) + loss.lost
+        else:
+            say(str(loss))
+
     fresh = partial(with_new_episodes, graph, told["seed"])
-    return Care(told["restarts"], tell=tell, fresh=fresh)
+    times = told["replaces"]
+    return Care(told["restarts"], tell=tell, fresh=fresh, replaced=replaced, replaces=times)
 
 
 def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> Result:
@@ -174,7 +184,7 @@ class Story:
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
         self.lags = Lags.of(told.get("lags", {}))
-        self.status = Status(lines.path.parent)
+        self.status = Status(lines.path.parent, summary)
         self._evaluations = Evaluations(lines.path.with_name("evaluation.jsonl"), steps)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet

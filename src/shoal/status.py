@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,23 @@ from shoal.runtime.run import Standing
 
 FILE = "status.json"
 EVERY = 1.0  # seconds
+TOLD = ("ticks", "restarts", "replaced", "lost_turns")  # of a run's summary, while it goes on
 
 
 class Status:
     """Keeps a run's status.json up to date, and takes it away at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file, self._last = folder / FILE, 0.0
+    def __init__(self, folder: Path, summary: Mapping[str, Any]) -> None:
+        self._file, self._last, self._summary = folder / FILE, 0.0, summary
 
     def stand(self, standing: Standing) -> None:
         """Write how workers are, if it is time."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
             workers = {name: {"tick": t, "waits": why} for name, (t, why) in standing().items()}
-            write_json(self._file, {"driver": os.getpid(), "at": time.time(), "workers": workers})
+            told = {name: self._summary[name] for name in TOLD if name in self._summary}
+            told |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
+            write_json(self._file, told)
 
     def close(self) -> None:
         """The run has ended: nobody is any way any more."""
@@ -50,10 +54,17 @@ def read_status(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return summary, None
 
 
+def _losses(summary: Mapping[str, Any]) -> str:
+    """What was lost so far, if anything was."""
+    names = {"restarts": "gone back", "replaced": "replaced", "lost_turns": "turns lost"}
+    return "".join(f", {summary[n]} {what}" for n, what in names.items() if summary.get(n))
+
+
 def shown(folder: Path) -> tuple[str, Table | None]:
     """A run's status in a line, and its workers as a table."""
     summary, status = read_status(folder)
-    told = f"{folder}: {summary['status']}, tick {summary['ticks']:,}"
+    summary |= {name: status[name] for name in TOLD if name in status} if status else {}
+    told = f"{folder}: {summary['status']}, tick {summary['ticks']:,}{_losses(summary)}"
     if status is None:
         return told, None
     ago = time.time() - status["at"]

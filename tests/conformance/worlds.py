@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 import gymnasium
 import numpy as np
 
-FAULTS = ("none", "step", "reset", "shape", "nan", "kill", "exit", "hang", "print")
+FAULTS = ("none", "step", "reset", "shape", "nan", "kill", "kill once", "exit", "hang", "print")
 
 
 class World(gymnasium.Env):
@@ -17,8 +18,9 @@ class World(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault="none", after=20, seconds=0.0):
+    def __init__(self, fault="none", after=20, seconds=0.0, flag=""):
         assert fault in FAULTS
+        self.flag = flag  # a file that says that it has happened
         self.fault, self.after, self.seconds, self.count = fault, after, seconds, 0
         self.at = np.zeros(2, np.float32)
 
@@ -47,6 +49,9 @@ class World(gymnasium.Env):
                 raise ValueError("the ball is out of the field")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "kill once":
+                with suppress(FileExistsError), open(self.flag, "x", encoding="utf-8"):
+                    os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
                 os._exit(3)
             case "hang":

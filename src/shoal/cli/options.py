@@ -117,7 +117,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=int,
         metavar="N",
-        help="lost workers within five minutes that the run outlives (default: 3 on Ray, else 0)",
+        help="lost workers within five minutes that the run outlives (default: 3 on Ray, else 0); "
+        "those at their own pace are replaced so often each (default: 3)",
     )
 
 

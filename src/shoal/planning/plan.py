@@ -99,6 +99,23 @@ class Plan:
         waits = {c.reader for c in self.channels if c.flow != Latest(None)}
         return frozenset(looks - waits - {c.writer for c in self.channels})
 
+    @cached_property
+    def replaceable(self) -> frozenset[str]:
+        """Free fragments whose replicas depend on no other's progress: any may be begun anew.
+
+        All that they are told is news, and who reads from them takes whichever come first.
+        """
+        alone = {c.writer for c in self.channels if takes_some(c.flow)}
+        found = [f for f in self.free if f in self.onlookers or alone == {f}]
+        return frozenset(f for f in found if not self.one_program(f) and self._is_loose(f))
+
+    def _is_loose(self, fragment: str) -> bool:
+        reads = [c.flow for c in self.channels if c.reader == fragment]
+        writes = [c.flow for c in self.channels if c.writer == fragment]
+        return all(isinstance(flow, Latest) for flow in reads) and all(
+            isinstance(flow, Latest) or takes_some(flow) for flow in writes
+        )
+
     def batch(self, fragment: str) -> int:
         """How many environments all ends of a fragment see together in a tick."""
         for c in self.channels:

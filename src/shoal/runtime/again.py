@@ -10,10 +10,10 @@ from typing import Any
 from shoal.errors import LostError, PlaceError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
+from shoal.runtime.mend import WINDOW, Loss, Mending
 from shoal.runtime.run import Result, Watch, Watching, as_snapshot, load_ray, run
 from shoal.runtime.snapshot import Snapshot
 
-WINDOW = 300.0  # seconds
 PATIENCE = 60.0  # seconds that a cluster has to become large enough again
 
 
@@ -23,13 +23,16 @@ class Care:
 
     Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
     `tell(error, tick)` hears of each loss and from which tick the run goes on. `fresh` begins anew
-    what a snapshot can't hold.
+    what a snapshot can't hold. A worker that can be replaced while the others go on is: each up to
+    `replaces` times within five minutes (None: `restarts`), and `replaced` hears of it.
     """
 
     restarts: int = 3
     every: float = 10.0
     tell: Callable[[LostError, int], None] = lambda error, tick: None
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
+    replaced: Callable[[Loss], None] = lambda loss: None
+    replaces: int | None = None
 
     def run(
         self,
@@ -44,10 +47,12 @@ class Care:
 
         What ticks show that are done again is not shown again.
         """
-        if not self.restarts:
-            return run(plan, backend, ticks=ticks, state=state, watch=watch)
-        start = as_snapshot(plan.graph, state)
         watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
+        times = self.restarts if self.replaces is None else self.replaces
+        watching = replace(watching, mending=Mending(times, self.fresh, self.replaced))
+        if not self.restarts:
+            return run(plan, backend, ticks=ticks, state=state, watch=watching)
+        start = as_snapshot(plan.graph, state)
         memory = _Memory(watching, start, self.every)
         losses: list[float] = []
         while True:

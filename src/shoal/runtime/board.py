@@ -57,6 +57,7 @@ class Board:
 
     words: int
     started: int
+    turned: int
     bells: int
     notes: int
     teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
@@ -76,7 +77,8 @@ class Board:
         room: Room,
     ) -> Board:
         """Take as much room as it all needs."""
-        words, started = room.take(5 * LINE), room.take(len(teams) * LINE)
+        words = room.take(5 * LINE)
+        started, turned = (room.take(len(teams) * LINE) for _ in range(2))
         bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
@@ -86,7 +88,9 @@ class Board:
         marks = room.take(len(posts) * (START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
-        return Board(words, started, bells, notes, teams, cells, rows, kept, marks, named, shows)
+        return Board(
+            words, started, turned, bells, notes, teams, cells, rows, kept, marks, named, shows
+        )
 
     def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
         """Which part of a value an end holds."""
@@ -115,6 +119,7 @@ class OpenBoard:
         self._board, self._memory = board, memory
         self._words = memory.words(board.words, 5)
         self._started = memory.words(board.started, len(board.teams))
+        self._turned = memory.words(board.turned, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
         self._marks = memory.packed(board.marks, count * (START + 1))
@@ -153,9 +158,21 @@ class OpenBoard:
         self._notes[team, len(said)] = 0
 
     def standing(self, team: int) -> tuple[int, str]:
-        """How many ticks a team has started, and what it waits for, if for long."""
+        """How many ticks a team has started, and what it waits for, if for long.
+
+        Of one that turns at its own pace, how many turns it has made.
+        """
         said = self._notes[team].tobytes().partition(b"\0")[0]
-        return int(self._started[team]), said.decode(errors="replace")
+        ticks = self._started[team] or self._turned[team]
+        return int(ticks), said.decode(errors="replace")
+
+    def did_turn(self, team: int) -> None:
+        """An end of a team has made a turn."""
+        self._turned[team] += 1
+
+    def turns(self, team: int) -> int:
+        """How many turns the ends of a team have made, whoever held them."""
+        return self._turned[team]
 
     def begin(self, ticks: int) -> None:
         """Let every team go on up to `ticks`."""
@@ -212,6 +229,10 @@ class OpenBoard:
             if name in self._board.cells:
                 self._share(bank, replica, name)[...] = x
         self._marks[mark] = tick + 1
+
+    def hold_ready(self, replica: Replica, name: str, x: Any) -> None:
+        """Let an end that is yet to start, start from this."""
+        self._share(START, replica, name)[...] = x
 
     @property
     def teams(self) -> tuple[tuple[str, int], ...]:

@@ -224,6 +224,25 @@ class Turnstile:
         return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
 
 
+def take_back(channels: Iterable[Turnstile], fragment: str, end: int) -> int:
+    """Take back what an end that is gone had begun and not handed over whole; how many turns.
+
+    Nobody has looked at it: who takes the first to come looks only at turns that are whole. What
+    is whole stays where it is, and is taken once.
+    """
+    gates = [(stile.sheet.gate, stile.counts) for stile in channels]
+    own = [c for gate, c in gates if gate.writer == fragment and takes_some(gate.flow)]
+    if not own:
+        return 0
+    whole, ledger = min(c.puts[end] for c in own), own[0].ledger
+    for counts in own:
+        counts.puts[end] = whole
+    assert ledger is not None
+    lost = max(0, ledger.begun[end] - whole)
+    ledger.begun[end] -= lost
+    return lost
+
+
 def _each(bells: Iterable[Bell]) -> list[Bell]:
     return list(dict.fromkeys(bells))
 

@@ -50,7 +50,7 @@ def main() -> None:
     memory = Memory(memory_fd, first["size"])
     board = OpenBoard(orders.board, memory, check_parent)
     failures: list[Failure] = []
-    hall = _Hall(orders, memory, board)
+    hall = _Hall(orders, memory, board, first["again"])
     try:
         if orders.lines is not None:
             hall.join(orders.lines, socket.socket(fileno=listener[0]))
@@ -88,7 +88,7 @@ def _turn(
         failures.append(failure)
     for worker in workers:
         if not worker.broken:
-            _Desk(board).leave(FINAL, worker)
+            leave(board, FINAL, worker)
     board.driver_bell.ring()
 
 
@@ -110,8 +110,8 @@ def _told(failure: Failure) -> dict[str, Any]:
 class _Desk:
     """Leaves metrics and kept values where the driver finds them."""
 
-    def __init__(self, board: OpenBoard) -> None:
-        self._board, self._bell = board, board.driver_bell
+    def __init__(self, board: OpenBoard, ends: Mapping[str, tuple[int, ...]]) -> None:
+        self._board, self._bell, self._ends = board, board.driver_bell, ends
         self._shows: dict[Replica, Any] = {}
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
@@ -123,21 +123,23 @@ class _Desk:
             threading.Event().wait(1e-3)
             self._board.check()
         show.put(tick, metrics, lags)
+        self._board.did_turn(self._ends[replica[0]][replica[1]])
         self._bell.ring()
 
     def keep(self, worker: Worker) -> None:
         """Write what an end carries before a tick."""
-        self.leave(worker.tick // KEEP_EVERY % BANKS, worker)
+        leave(self._board, worker.tick // KEEP_EVERY % BANKS, worker)
 
     def snap(self, worker: Worker) -> None:
         """Write an end's part of the snapshot that was asked for."""
-        self.leave(SNAP, worker)
+        leave(self._board, SNAP, worker)
         self._bell.ring()
 
-    def leave(self, bank: int, worker: Worker) -> None:
-        """Write what an end carries to a bank."""
-        values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
-        self._board.write(bank, worker.replica, worker.tick, values)
+
+def leave(board: OpenBoard, bank: int, worker: Worker) -> None:
+    """Write what an end carries to a bank."""
+    values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
+    board.write(bank, worker.replica, worker.tick, values)
 
 
 def _raw(x: Any) -> Any:
@@ -152,10 +154,14 @@ def _raw(x: Any) -> Any:
 class _Hall:
     """Sets up the teams of this process."""
 
-    def __init__(self, orders: Orders, memory: Memory, board: OpenBoard) -> None:
+    def __init__(
+        self, orders: Orders, memory: Memory, board: OpenBoard, again: dict[str, Any] | None
+    ) -> None:
         self._orders, self._board = orders, board
+        self._snapped = again["snapped"] if again else 0
+        self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
         self._channels: dict[str, Any] = dict(orders.rings.open(memory))
-        self._desk = _Desk(board)
+        self._desk = _Desk(board, orders.ends)
         held = board.read(START)
         past = {name: held[name] for name in orders.past}
         self._start = Snapshot(orders.first, held, past)
@@ -210,6 +216,9 @@ class _Hall:
             if line.writer == fragment:
                 for worker in workers:
                     worker.prime(line)
+        for worker in workers:
+            if worker.replica in self._at:
+                worker.go_on(self._at[worker.replica], self._snapped)
         bell = self._board.bell(number, self._orders.spin)
         serve = self._orders.serve.get(fragment)
         many = crew.run_many if serve else None

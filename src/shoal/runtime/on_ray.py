@@ -136,13 +136,17 @@ class RaySites:
         """Let all sites do something at the same time."""
         own = zip(*args, strict=True) if args else ((),) * len(self._posts)
         calls = [post.do.remote(does, *given) for post, given in zip(self._posts, own, strict=True)]
-        found, say = [], listener()
-        for i, call in enumerate(calls):
-            answer, said = self._answer(i, call)
-            for line in said:
-                say(line)
-            found.append(answer)
-        return found
+        return [self._heard(i, call) for i, call in enumerate(calls)]
+
+    def one(self, site: int, does: str, *args: Any) -> Any:
+        """Let one site do something."""
+        return self._heard(site, self._posts[site].do.remote(does, *args))
+
+    def _heard(self, site: int, call: Any) -> Any:
+        answer, said = self._answer(site, call)
+        for line in said:
+            listener()(line)
+        return answer
 
     def _answer(self, site: int, call: Any) -> Any:
         try:

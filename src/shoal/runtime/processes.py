@@ -21,6 +21,7 @@ from shoal.runtime.hire import Hiring
 from shoal.runtime.limit import Limit
 from shoal.runtime.machine import check_memory
 from shoal.runtime.memory import Room
+from shoal.runtime.mend import Mender, Mending
 from shoal.runtime.operations import Program
 from shoal.runtime.packing import Sent, total
 from shoal.runtime.pieces import lagged, past_names
@@ -51,6 +52,10 @@ class Sites(Protocol):
         """Let each site do something, each with its own arguments; what they answer."""
         ...
 
+    def one(self, site: int, does: str, *args: Any) -> Any:
+        """Let one site do something; what it answers."""
+        ...
+
     def end(self) -> None:
         """End all workers, gently and then not; what they kept can still be had."""
         ...
@@ -78,6 +83,10 @@ class Here:
         """Let one site after the other do it."""
         own = zip(*args, strict=True) if args else ((),) * len(self._sites)
         return [getattr(site, does)(*given) for site, given in zip(self._sites, own, strict=True)]
+
+    def one(self, site: int, does: str, *args: Any) -> Any:
+        """Let one site do something."""
+        return getattr(self._sites[site], does)(*args)
 
     def end(self) -> None:
         """End all workers."""
@@ -107,6 +116,7 @@ class Apart:
         room = Room()
         self._rings = Rings.plan(near, room)
         self._layout = self._board(room)
+        self._mender = Mender(self._plan, self._hiring.seats, self._rings, self._layout, start)
         wanted = [
             Wanted(host, len(held), len(held) if self._far else 0, self._on_gpu(host))
             for host, held in zip(self._hosts, self._held, strict=True)
@@ -118,6 +128,10 @@ class Apart:
         self._awaits = False  # whether they have yet to give all of it
         self._stopped = False
         self._ended: set[int] = set()
+
+    def mend(self, how: Mending) -> None:
+        """Replace workers that are lost, where that can be done while the others go on."""
+        self._mender.how = how
 
     def _on_gpu(self, host: str) -> bool:
         places = [p for places in self._plan.places.values() for p in places]
@@ -157,6 +171,7 @@ class Apart:
         given = {name: given[name] for name in self._layout.cells if name in given}
         if not self._plan.is_copied:
             self._start = self._start.without(b for b, a in self._plan.graph.carry if a != b)
+            self._mender.start = self._start
         at = {number: place for held, doors in zip(self._held, self._doors, strict=True)
               for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
         addresses = [at[number][0] for number in sorted(at)]
@@ -208,13 +223,33 @@ class Apart:
             for shown in one.shown:
                 self._collector.show(*shown)
             for number, told in one.ended.items():
-                self._ended.add(number)
-                if told["failed"] and self._failure is None:
-                    self._failure = told_error(told)
-        counted = {n for n, held in enumerate(self._hiring.seats) if self._counts(held)}
-        if self._failure is not None or counted <= self._ended:
+                self._lose(number, told)
+            self._mender.go_on(one.back, self._at)
+        if self._failure is not None or self._is_done():
+            self._mender.close()
             self._sites.each("halt")
         return any(one.running for one in news)
+
+    def _lose(self, number: int, told: dict[str, Any]) -> None:
+        """A worker has ended: as it should, or it is replaced, or the run fails with it."""
+        fails = told["failed"] and self._failure is None
+        if fails and self._is_done() and self._mender.can(number):
+            fails = False  # nobody needs it any more
+        if fails and self._mender.takes_on(number, told, self._at):
+            return
+        self._ended.add(number)
+        if fails:
+            self._failure = told_error(told)
+
+    def _is_done(self) -> bool:
+        """Whether all that count ticks have ended."""
+        seats = self._hiring.seats
+        return {n for n, held in enumerate(seats) if self._counts(held)} <= self._ended
+
+    def _at(self, number: int, does: str, *args: Any) -> Any:
+        """Let the site of a worker do something."""
+        site = next(i for i, held in enumerate(self._held) if number in held)
+        return self._sites.one(site, does, *args)
 
     def _counts(self, held: Sequence[tuple[str, int]]) -> bool:
         return any(fragment not in self._plan.free for fragment, _ in held)
@@ -311,6 +346,7 @@ class Apart:
 
     def close(self) -> None:
         """End all workers and give everything back."""
+        self._mender.close()
         self._sites.close()
 
 

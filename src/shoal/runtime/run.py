@@ -19,6 +19,7 @@ from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
+from shoal.runtime.mend import Mending
 from shoal.runtime.packing import Sent
 from shoal.runtime.pieces import Inline, Pieces, Threaded
 from shoal.runtime.processes import Apart, processes
@@ -61,7 +62,8 @@ class Watching:
     ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
     it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
     onlookers have made of a tick's values, when they have. `stand` may ask now and then how
-    workers of their own processes are. What they raise stops the run.
+    workers of their own processes are. What they raise stops the run. `mending` says how workers
+    that are lost are replaced, if they can be while the others go on.
     """
 
     see: Watch
@@ -69,6 +71,7 @@ class Watching:
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
     stand: Callable[[Standing], None] = lambda standing: None
+    mending: Mending = field(default_factory=Mending)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ def run(
     first = last = began
     with stoppable(limit) as stop:
         _ask(limit, watching.due(begun))
+        if isinstance(going, Apart):
+            going.mend(watching.mending)
         going.start(limit)
         try:
             for tick in _watched(going, limit, watching, begun):

@@ -7,18 +7,20 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import SNAP, START, Board, OpenBoard
+from shoal.runtime.board import BANKS, SNAP, START, Board, OpenBoard
+from shoal.runtime.channels import take_back
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Hire
 from shoal.runtime.packing import Sent, total
+from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
 
@@ -32,6 +34,15 @@ class News(NamedTuple):
     shown: list[tuple[int, Replica, dict[str, np.ndarray], tuple[int, ...]]]
     ended: dict[int, dict[str, Any]]  # workers that have ended, by number, and how
     running: int
+    back: tuple[int, ...] = ()  # workers that took a lost one's place, and have made a turn
+
+
+class Left(NamedTuple):
+    """What a lost worker leaves: how many turns it had under way, and the newest that it kept."""
+
+    lost: int
+    ticks: dict[Replica, int]
+    shares: Shares
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ class Site:
         self._bell = self._board.driver_bell
         self._doors: list[socket.socket] = []
         self._children: dict[int, Child] = {}
+        self._hires: dict[int, tuple[Hire, tuple[int, ...]]] = {}  # with their cores
+        self._awaited: dict[int, dict[int, int]] = {}  # workers to be back: turns of their teams
         self._shows: dict[Replica, Any] = {}
 
     def open(self, doors: int, workers: int, host: str = LOOPBACK) -> Doors:
@@ -75,6 +88,7 @@ class Site:
                     self._shows[fragment, end] = self._board.show((fragment, end))
         try:
             for one, own, door in zip(hires, cores, doors, strict=True):
+                self._hires[one.number] = one, own
                 self._children[one.number] = spawn(one, own, self._memory, door)
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
@@ -94,7 +108,53 @@ class Site:
             for tick, metrics, lags in show.take()
         ]
         running = sum(c.process.poll() is None for c in self._children.values())
-        return News(shown, ended, running)
+        return News(shown, ended, running, tuple(self._back()))
+
+    def _back(self) -> Iterator[int]:
+        for number, turns in list(self._awaited.items()):
+            if all(self._board.turns(team) > before for team, before in turns.items()):
+                del self._awaited[number]
+                yield number
+
+    def clear_up(self, number: int, rings: Rings) -> Left:
+        """Take back what a lost worker had under way, so that nobody waits for it."""
+        hire, _ = self._hires[number]
+        stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
+        ends = self._ends(hire)
+        lost = sum(take_back(stiles, *end) for end in ends)
+        for team in range(len(self._layout.teams)):
+            self._board.bell(team).ring()
+        for seat in hire.seats:
+            self._board.note(self._layout.teams.index(seat), "lost, and being replaced")
+        kept = {bank: self._board.ticks(bank) for bank in (*range(BANKS), SNAP)}
+        newest = {end: max(kept, key=lambda bank: kept[bank][end]) for end in ends}
+        newest = {end: bank for end, bank in newest.items() if kept[bank][end] >= 0}
+        shares = self._board.shares(newest)
+        for end in newest:
+            if kept[SNAP][end] < 0:  # who wants a snapshot needn't wait for the next
+                mine = {name: x for (of, name), x in shares.items() if of == end}
+                self._board.write(SNAP, end, kept[newest[end]][end], mine)
+        return Left(lost, {end: kept[bank][end] for end, bank in newest.items()}, shares)
+
+    def replace(self, number: int, given: Shares, ticks: Mapping[Replica, int]) -> None:
+        """Start a worker in the place of one that is lost, from what its ends are to carry."""
+        hire, cores = self._hires[number]
+        for (replica, name), x in given.items():
+            self._board.hold_ready(replica, name, x)
+        marks = [self._board.ticks(SNAP)[end] >= 0 for end in self._ends(hire)]
+        snapped = self._board.asked.number - (not all(marks))
+        teams = [self._layout.teams.index(seat) for seat in hire.seats]
+        self._awaited[number] = {team: self._board.turns(team) for team in teams}
+        for team in teams:
+            self._board.note(team, "")
+        again = {"ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped}
+        self._children[number] = spawn(hire, cores, self._memory, None, again)
+
+    def _ends(self, hire: Hire) -> list[Replica]:
+        """The ends that a worker holds."""
+        teams = {self._layout.teams.index(seat) for seat in hire.seats}
+        ends = [(f, e, team) for f, of in hire.ends.items() for e, team in enumerate(of)]
+        return [(fragment, end) for fragment, end, team in ends if team in teams]
 
     def _is_new(self) -> bool:
         return any(s.is_new() for s in self._shows.values()) or any(

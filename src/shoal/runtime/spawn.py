@@ -50,9 +50,16 @@ class Child:
 
 
 def spawn(
-    hire: Hire, cores: tuple[int, ...], memory: Memory, door: socket.socket | None = None
+    hire: Hire,
+    cores: tuple[int, ...],
+    memory: Memory,
+    door: socket.socket | None = None,
+    again: Mapping[str, Any] | None = None,
 ) -> Child:
-    """Start a process with its orders; others reach it at `door`, which is its own then."""
+    """Start a process with its orders; others reach it at `door`, which is its own then.
+
+    Where it takes the place of another, `again` tells from where it goes on.
+    """
     told, tell = os.pipe()
     heard, hear = os.pipe()
     fds = (memory.fd, told, hear, *([door.fileno()] if door else []))
@@ -75,7 +82,7 @@ def spawn(
     child.output.start()
     # Sent from a thread: a child that dies early must not leave us writing to nobody.
     path = list(dict.fromkeys([*hire.path, *sys.path]))
-    told_first = {"path": path, "cores": cores, "size": memory.size}
+    told_first = {"path": path, "cores": cores, "size": memory.size, "again": again}
     threading.Thread(target=_send, args=(tell, told_first, hire.orders), daemon=True).start()
     return child
 

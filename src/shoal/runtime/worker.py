@@ -171,6 +171,10 @@ class Worker:
         if not crew.is_copied:
             self._start = start.without(start.values)
 
+    def go_on(self, tick: int, snapped: int) -> None:
+        """Take the place of one that is gone: at a tick of its own, after so many snapshots."""
+        self.tick, self._snapped = tick, snapped
+
     @property
     def is_free(self) -> bool:
         """Whether this end turns at its own pace."""

@@ -1,0 +1,131 @@
+"""Workers that turn at their own pace are replaced when they are lost, and the others go on."""
+
+import json
+import os
+import signal
+from functools import cache, partial
+
+import pytest
+
+import shoal
+from conformance.test_processes import SMALL, children, nothing_left, world
+from laws.cases import ENVS, ONE, graph_of, start_of
+from shoal.algorithms import A2C, PPO
+from shoal.errors import RunError
+from shoal.planning.policies import central, impala
+from shoal.runs import with_new_episodes
+from shoal.runtime.again import Care
+
+pytest.importorskip("gymnasium")
+__all__ = ["nothing_left"]
+
+
+class Enough(Exception):
+    """What was to be seen has been seen."""
+
+
+class Seen:
+    """What happens in a run, in order: ticks, and what is told of workers that are lost."""
+
+    def __init__(self, kill_at=None):
+        self.ticks, self.losses, self.again, self._kill_at = [], [], [], kill_at
+
+    def see(self, tick, metrics):
+        self.ticks.append(tick)
+        if tick == self._kill_at:
+            os.kill(int(children()[0]), signal.SIGKILL)
+        if self.losses and self.losses[-1][1].seconds is not None:
+            raise Enough
+
+    def care(self, plan, restarts=3):
+        def replaced(loss):
+            self.losses.append((len(self.ticks), loss))
+
+        tell = lambda *told: self.again.append(told)  # noqa: E731
+        fresh = partial(with_new_episodes, plan.graph, 0)
+        return Care(restarts, tell=tell, fresh=fresh, replaced=replaced)
+
+
+def on_world(**settings):
+    return shoal.trace(PPO(**SMALL), world(**settings), envs=ENVS)
+
+
+def lost_once(flag):
+    """Environments of which one kills its worker, in the middle of a turn."""
+    return {"fault": "kill once", "after": 100, "flag": str(flag)}
+
+
+def check_replaced(plan, seen, state=None):
+    """One is lost and replaced; ticks are seen in order throughout, also between the two."""
+    with pytest.raises(Enough):
+        seen.care(plan).run(plan, "processes", ticks=10**9, state=state, watch=seen.see)
+    assert seen.ticks == list(range(len(seen.ticks))), "nobody went back"
+    assert not seen.again
+    (lost, loss), (back, same) = seen.losses
+    assert loss.seconds is None
+    assert loss[:3] == same[:3]
+    assert "was killed by signal 9" in loss.why
+    assert back > lost, "the others went on meanwhile"
+    return loss
+
+
+def test_one_lost_in_the_middle_of_a_turn_is_replaced_and_its_turn_counted(tmp_path):
+    plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), impala(2, 1, 3), ONE)
+    loss = check_replaced(plan, Seen())
+    assert loss.worker.startswith("actor[")
+    assert loss.lost == 1
+
+
+@pytest.mark.slow
+def test_one_lost_at_any_moment_is_replaced():
+    plan = shoal.plan(graph_of("chase"), impala(4, 2, 4), ONE)
+    loss = check_replaced(plan, Seen(kill_at=20), start_of("chase"))
+    assert loss.lost in (0, 1)
+
+
+@pytest.mark.slow
+def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
+    a3c = A2C(steps=4, hidden=(8,))
+    graph = shoal.trace(a3c, world(**lost_once(tmp_path / "died")), envs=ENVS)
+    loss = check_replaced(shoal.plan(graph, central(2, max_lag=3), ONE), Seen())
+    assert loss.lost == 1
+
+
+@pytest.mark.slow
+def test_one_that_is_lost_again_and_again_stops_the_run_with_its_own_error():
+    plan = shoal.plan(on_world(fault="kill"), impala(2, 1, 3), ONE)
+    seen = Seen()
+    with pytest.raises(RunError, match=r"actor\[.\] was killed by signal 9.*replaced once"):
+        seen.care(plan, restarts=1).run(plan, "processes", ticks=10**9, watch=lambda *_: None)
+
+
+@pytest.mark.slow
+def test_a_loss_is_told_in_the_run_s_folder(tmp_path):
+    env = world(**lost_once(tmp_path / "died"))
+    trained = shoal.train(
+        PPO(**SMALL), env, impala(2, 1, 3), envs=ENVS, ticks=60, backend="processes",
+        restarts=1, folder=tmp_path, name="run",
+    )  # fmt: skip
+    summary = json.loads((trained.folder / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert (summary["replaced"], summary["lost_turns"]) == (1, 1)
+    assert "restarts" not in summary
+
+
+@cache
+def drawn(policy):
+    return shoal.plan(graph_of("chase"), policy, ONE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "which"),
+    [
+        (impala(2), {"actor"}),
+        (central(2), set()),
+        (shoal.single_learner_coarse(2, lag=1), set()),
+        (shoal.decoupled(2, 1, 1, ring=2), set()),
+    ],
+    ids=str,
+)
+def test_only_who_turns_at_its_own_pace_can_be_replaced(policy, which):
+    assert drawn(policy).replaceable == which
