@@ -7,6 +7,7 @@ when it is complete, so whatever ends the process, no half of one is ever read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.disk import FullError, check_room, muted, size_of, why_full
 from shoal.errors import CheckpointError, SettingError
 from shoal.runtime.crew import raw, wrapped
 from shoal.runtime.snapshot import Snapshot
@@ -28,6 +30,7 @@ from shoal.tracing.stage import path_name
 
 FORM = 1
 WRITING = ".writing"
+OVERHEAD = 100_000  # bytes that a checkpoint takes besides its arrays, at most about
 Say = Callable[[str], None]
 Told = dict[str, Any]
 
@@ -72,6 +75,7 @@ class Checkpoints:
         if keep < 1:
             raise SettingError(f"keep={keep} checkpoints", "Keep at least one, to go on from.")
         self.folder, self._keep, self._say = folder, keep, say
+        self.failed: dict[int, str] = {}  # ticks whose checkpoints were not written, and why
         self._thread: threading.Thread | None = None
         threading.Thread(target=_load_orbax, name="orbax").start()
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,19 +102,47 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot, told: Told) -> None:
         """Write a checkpoint and forget old ones; a full disk is told, and training goes on."""
         draft = self.folder / f"{snapshot.tick}{WRITING}"
+        needed = _needed(self.folder, snapshot)
         try:
+            check_room(self.folder, needed)
             write(draft, snapshot, told)
             forget(self.folder, snapshot.tick)  # of an earlier course of this run
             draft.rename(self.folder / str(snapshot.tick))
+            self.failed.pop(snapshot.tick, None)
             for tick in superfluous(self.folder, self._keep):
                 forget(self.folder, tick)
         except Exception as error:
             shutil.rmtree(draft, ignore_errors=True)
-            there = [f"the newest is of tick {t}" for t in ticks_in(self.folder)[-1:]]
-            self._say(
-                f"The checkpoint of tick {snapshot.tick} could not be written "
-                f"({_first_line(error)}); {''.join(there) or 'there is none yet'}."
-            )
+            self._fail(snapshot.tick, why_full(error, needed, self.folder) or _first_line(error))
+
+    def refuse(self, tick: int) -> None:
+        """None is written at `tick`: there is no room on the disk even for what comes before it."""
+        needed = sum(size_of(self.folder / str(t)) for t in ticks_in(self.folder)[-1:])
+        error = FullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fail(tick, why_full(error, needed or OVERHEAD, self.folder))
+
+    def _fail(self, tick: int, why: str) -> None:
+        self.failed[tick] = why
+        there = ticks_in(self.folder)[-1:]
+        newest = f"the newest is of tick {there[0]}" if there else "there is none yet"
+        self._say(
+            f"checkpoint at tick {tick} not written: {why}; trying again at the next ({newest})"
+        )
+
+    def lost(self, tick: int) -> str:
+        """What going on would have to do again, if the state at `tick` was not written."""
+        if tick not in self.failed:
+            return ""
+        there = ticks_in(self.folder)[-1:]
+        since = f"what came after tick {there[0]}" if there else f"everything up to tick {tick}"
+        return f"the final checkpoint was not written, so {since} is lost: {self.failed[tick]}"
+
+
+def _needed(folder: Path, snapshot: Snapshot) -> int:
+    """Bytes that a checkpoint may take: no more than its arrays, or about twice the last one."""
+    arrays = (*snapshot.values.values(), *snapshot.past.values())
+    most = sum(x.size * x.dtype.itemsize for x in arrays) + OVERHEAD
+    return min([most, *(2 * size_of(folder / str(tick)) for tick in ticks_in(folder)[-1:])])
 
 
 def write(folder: Path, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
@@ -121,7 +153,7 @@ def write(folder: Path, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
     ]
     folder.mkdir(parents=True)
     arrays = {str(i): x if x.ndim else x[None] for i, (_, x) in enumerate(named) if x.size}
-    with _orbax() as orbax:
+    with muted(), _orbax() as orbax:
         orbax.save((folder / "state").resolve(), arrays)
     told = {**told, "form": FORM, "tick": snapshot.tick, "past": len(snapshot.past), "values": rows}
     with open(folder / "told.json", "w", encoding="utf-8") as file:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from shoal.disk import FULL
 from shoal.errors import SettingError, ShoalError
 
 LAST_EPISODES = 100
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
 EVALUATION = "evaluation_"  # how metrics begin that tell of an evaluation
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
@@ -64,7 +64,9 @@ class Evaluations:
 
     path: Path
     steps: int  # of all environments in a tick
+    say: Callable[[str], None]
     newest: dict[str, Any] = field(default_factory=dict)
+    _lines: Lines | None = None
 
     def see(
         self, tick: int, metrics: Mapping[str, np.ndarray], tell: Callable[[int, float], None]
@@ -76,14 +78,19 @@ class Evaluations:
         means = {f"{name}_mean": round(told[name] / count, 4) for name in ("return", "length")}
         counts = {name: int(told[name]) for name in ("episodes", "unfinished")}
         self.newest = {"tick": tick, "env_steps": tick * self.steps, **means, **counts}
-        with open(self.path, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps(self.newest) + "\n")
+        self._lines = self._lines or Lines(self.path, self.say)
+        self._lines.add(json.dumps(self.newest))
         tell(tick, means["return_mean"])
         return self.told()
 
     def told(self) -> dict[str, Any]:
         """The newest evaluation; nothing where there was none."""
         return {"evaluation": self.newest} if self.newest else {}
+
+    def close(self) -> None:
+        """There are no more."""
+        if self._lines is not None:
+            self._lines.close()
 
 
 def without_evaluation(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -196,6 +203,7 @@ class Lines:
         self.path = path
         self._file, self._say = open(path, "ab", buffering=0), say  # noqa: SIM115  it is one itself
         self._end, self._waiting = self._file.tell(), b""
+        self._lock = threading.Lock()
 
     @property
     def is_behind(self) -> bool:
@@ -204,15 +212,17 @@ class Lines:
 
     def add(self, row: str) -> None:
         """Write a row, and those that found no room before."""
-        first, data = not self._waiting, self._waiting + row.encode() + b"\n"
-        try:
-            self._write(data)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            self._waiting = data
-            if first:
-                self._say(f"Metrics wait for room on the disk ({error.strerror}).")
+        with self._lock:
+            first, data = not self._waiting, self._waiting + row.encode() + b"\n"
+            try:
+                self._write(data)
+                return
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._waiting, why = data, error.strerror
+        if first:
+            self._say(f"{self.path.name} waits for room on the disk ({why}).")
 
     def _write(self, data: bytes) -> None:
         try:
@@ -224,14 +234,21 @@ class Lines:
             raise
         self._end, self._waiting = self._end + len(data), b""
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """Write what found no room before, if there is some now; else say what is lost."""
         if self._waiting:
             with suppress(OSError):
                 self._write(self._waiting)
         self._file.close()
+        if self._waiting:
+            count = self._waiting.count(b"\n")
+            self._say(f"{count} rows of {self.path.name} found no room on the disk and are lost.")
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 def cut_rows(path: Path, tick: int) -> None:
@@ -259,7 +276,15 @@ def scalars(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    """Write a file whole or not at all; on a full disk, over what it was."""
+    draft, text = path.with_suffix(".tmp"), json.dumps(data, indent=2) + "\n"
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        if error.errno not in FULL or not path.exists():
+            raise
+        with open(path, "rb+", buffering=0) as file:  # a file that is there has room of its own
+            file.write(text.encode())
+            file.truncate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,7 @@ from shoal.runtime.again import Care
 from shoal.runtime.logs import Say, listening
 from shoal.runtime.mend import Loss
 from shoal.runtime.packing import total
-from shoal.runtime.run import Result, Watching
+from shoal.runtime.run import Result, Watching, unhurried
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import KEEP_EVERY
 from shoal.status import Status
@@ -110,24 +111,25 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
     with ExitStack() as stack:
         stack.enter_context(recorded(folder, summary))
         write_json(folder / "run.json", run_told)
-        log = stack.enter_context(open(folder / "workers.log", "a", buffering=1, encoding="utf-8"))
+        log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
         shown = how.get("progress", False)
         progress = stack.enter_context(Progress(job.ticks, steps, shown=shown))
 
         def say(line: str) -> None:
-            log.write(line + "\n")
+            log.add(line)
             progress.say(line)
 
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
         stack.callback(checkpoints.wait)
         story = Story(lines, progress, steps, summary, since.told)
-        stack.callback(story.status.close)
+        stack.callback(story.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
         with listening(say), environments_closed():
             result = _run(drawn, run_told, since, saving, care)
         _finish(summary, result, story)
+        summary.update(_told_unsaved(checkpoints, result.ticks))
     return Trained(result.state, summary, folder, drawn)
 
 
@@ -159,9 +161,9 @@ def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> R
         result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
     except Exception as error:
         if isinstance(last := getattr(error, "snapshot", None), Snapshot):
-            saving.end(last)
+            saving.last(last)
         raise
-    saving.end(result.snapshot)
+    saving.last(result.snapshot)
     return result
 
 
@@ -185,9 +187,15 @@ class Story:
         self.episodes = Episodes.of(told.get("episodes", {}))
         self.lags = Lags.of(told.get("lags", {}))
         self.status = Status(lines.path.parent, summary)
-        self._evaluations = Evaluations(lines.path.with_name("evaluation.jsonl"), steps)
+        seen = lines.path.with_name("evaluation.jsonl")
+        self._evaluations = Evaluations(seen, steps, progress.say)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet
+
+    def close(self) -> None:
+        """There is no more to tell."""
+        self.status.close()
+        self._evaluations.close()
 
     @property
     def is_behind(self) -> bool:
@@ -255,11 +263,17 @@ class Saving:
 
     def due(self, tick: int) -> int | None:
         """Before which tick the next is wanted, once it is time; never two at once."""
-        if self._checkpoints.is_writing or self.story.is_behind:
+        if self._checkpoints.is_writing:
             return None
         late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
+        due = max(tick, self._last + self._pace.ticks)
+        if self.story.is_behind:  # a checkpoint without the rows before it would be of no use
+            if late or (self._pace.ticks and due == tick):
+                self._checkpoints.refuse(tick)
+                self._last, self._when = tick, time.monotonic()
+            return None
         self.story.awaits = bool(self._pace.ticks or late)
-        return max(tick, self._last + self._pace.ticks) if self.story.awaits else None
+        return due if self.story.awaits else None
 
     def keep(self, snapshot: Snapshot) -> None:
         """Write a snapshot, unless the one before is still being written."""
@@ -277,13 +291,19 @@ class Saving:
         self.story.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 
+    def last(self, snapshot: Snapshot) -> None:
+        """Write the snapshot that a run ends with, and wait until it is there."""
+        with unhurried():
+            self.end(snapshot)
+            self._checkpoints.wait()
+
 
 def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
     # The first tick is compiled before it runs; steps per second are of the ticks after it.
     ticks = result.ticks - result.first
     rate = story.rate * (ticks - 1) / result.seconds if ticks > 1 and result.seconds > 0 else 0.0
     summary.update(
-        status="interrupted" if result.interrupted else "done",
+        status="interrupted" if result.stopped_by else "done",
         ticks=result.ticks,
         env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
         seconds=round(story.before + result.compile_seconds + result.seconds, 3),
@@ -294,8 +314,17 @@ def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
     )
     summary.update(story.lags.told())
     summary.update(_told_sent(result))
+    if result.stopped_by:
+        summary["signal"] = signal.Signals(result.stopped_by).name
     if story.resumed:
         summary["resumed"] = story.resumed
+
+
+def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:
+    """How many checkpoints could not be written, and what is lost if the last is one of them."""
+    told: Told = {"checkpoints_not_written": len(checkpoints.failed)} if checkpoints.failed else {}
+    lost = checkpoints.lost(tick)
+    return told | ({"lost": lost} if lost else {})
 
 
 def _told_sent(result: Result) -> dict[str, int]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from shoal.checkpoints import ticks_in
+from shoal.disk import free, megabytes, size_of, unless_full
 from shoal.errors import SettingError
 from shoal.records import write_json
 from shoal.runtime.run import Standing
@@ -33,7 +35,8 @@ class Status:
             workers = {name: {"tick": t, "waits": why} for name, (t, why) in standing().items()}
             told = {name: self._summary[name] for name in TOLD if name in self._summary}
             told |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
-            write_json(self._file, told)
+            with unless_full():
+                write_json(self._file, told)
 
     def close(self) -> None:
         """The run has ended: nobody is any way any more."""
@@ -64,7 +67,8 @@ def shown(folder: Path) -> tuple[str, Table | None]:
     """A run's status in a line, and its workers as a table."""
     summary, status = read_status(folder)
     summary |= {name: status[name] for name in TOLD if name in status} if status else {}
-    told = f"{folder}: {summary['status']}, tick {summary['ticks']:,}{_losses(summary)}"
+    told = f"{folder}: {summary['status']}, tick {summary['ticks']:,}"
+    told += _losses(summary) + _saved(folder)
     if status is None:
         return told, None
     ago = time.time() - status["at"]
@@ -75,3 +79,15 @@ def shown(folder: Path) -> tuple[str, Table | None]:
     for name, one in status["workers"].items():
         table.add_row(name, f"{one['tick']:,}", one["waits"] or "-")
     return told, table
+
+
+def _saved(folder: Path) -> str:
+    """What of a run is on the disk, and whether there is room for more."""
+    there = ticks_in(folder / "checkpoints")
+    if not there:
+        return ""
+    told = f"; newest checkpoint of tick {there[-1]:,}"
+    needed, room = size_of(folder / "checkpoints" / str(there[-1])), free(folder)
+    if needed > room:
+        told += f", no room for another ({megabytes(needed)} needed, {megabytes(room)} free)"
+    return told

@@ -2,23 +2,26 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-BRIDGE = "shoalbr"
+OWN = os.getpid()  # so that several can be at work on one machine
+BRIDGE = f"sb{OWN}"
+JOINED = 240  # seconds that hosts may take to join a cluster
 
 
 def is_allowed():
     """Whether namespaces can be made here."""
     if not shutil.which("ip") or os.geteuid() != 0:
         return False
-    made = subprocess.run(["ip", "netns", "add", "shoaltry"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", "shoaltry"], capture_output=True, check=False)
+    made = subprocess.run(["ip", "netns", "add", BRIDGE], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", BRIDGE], capture_output=True, check=False)
     return made.returncode == 0
 
 
@@ -33,7 +36,19 @@ def inside(number, *command, **how):
 
 
 def name(number):
-    return f"shoal{number}"
+    return f"shoal{OWN}-{number}"
+
+
+def link(number):
+    """The name of a host's link to the others, outside of it."""
+    return f"sv{OWN}-{number}"
+
+
+def pids_in(number):
+    """All that runs on a host."""
+    command = ["ip", "netns", "pids", name(number)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
 
 
 def address(number):
@@ -57,7 +72,7 @@ def hosts(count):
 
 
 def _add(number):
-    space, here, there = name(number), f"shoalv{number}", f"shoalw{number}"
+    space, here, there = name(number), link(number), f"sw{OWN}-{number}"
     # A host knows its own name by its own address.
     folder = Path("/etc/netns") / space
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,49 +87,97 @@ def _add(number):
     ip("-n", space, "link", "set", "lo", "up")
 
 
-def join_cluster(number, cpus, *where):
-    """Start a raylet on a host; unless said otherwise it joins the first host's."""
-    ray = Path(sys.executable).parent / "ray"
-    where = where or (f"--address={address(0)}:6379",)
-    return inside(
-        number, ray, "start", "--block", *where, f"--num-cpus={cpus}",
-        f"--node-ip-address={address(number)}", "--disable-usage-stats",
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+class Raylets:
+    """A Ray cluster with a raylet on each of so many hosts; a raylet that ends is told why."""
+
+    def __init__(self, folder, cpus):
+        self._folder, self._cpus = Path(folder), cpus
+        (self._folder / "ray").mkdir()
+        self.started = {}
+
+    def start(self, number):
+        """Start a raylet on a host; all but the first join the first."""
+        ray, shared = Path(sys.executable).parent / "ray", self._folder / "ray"
+        own = self._folder / str(number)
+        shutil.rmtree(own, ignore_errors=True)  # of a host that was there before
+        own.mkdir()
+        head = ("--head", "--include-dashboard=false", f"--temp-dir={shared}")
+        where = (f"--address={address(0)}:6379",) if number else head
+        words = (ray, "start", "--block", *where, f"--num-cpus={self._cpus}",
+                 f"--node-ip-address={address(number)}", "--disable-usage-stats")  # fmt: skip
+        # Each sees a disk of its own where Ray keeps its files: raylets that start at the same time
+        # in one folder take each other's names. The first one's is seen by who connects there.
+        if number:
+            words = ("sh", "-c", f'mount --bind {own} {shared} && exec "$@"', "sh", *words)
+        with open(self._folder / f"{number}.log", "ab") as log:
+            self.started[number] = inside(number, *words, stdout=log, stderr=log)
+
+    def kill(self, number):
+        """Kill all that runs on a host, as if it had lost its power."""
+        for pid in pids_in(number):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.started[number].wait()
+
+    def wait_for_all(self):
+        """Wait until all hosts have joined the cluster; a raylet that fails to is started again."""
+        code = f"""
+import ray, sys, time
+ray.init("{address(0)}:6379", log_to_driver=False, logging_level="error")
+while sum(node["Alive"] for node in ray.nodes()) < {len(self.started)}:
+    time.sleep(0.2)
+"""
+        waiting = inside(0, sys.executable, "-c", code, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + JOINED
+        try:
+            while waiting.poll() is None:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"not all hosts are there after {JOINED} s\n{self.said()}")
+                self.mend()
+                time.sleep(0.2)
+        finally:
+            waiting.kill()
+            waiting.wait()
+
+    def mend(self):
+        """Start raylets again that gave up, as whoever runs a cluster would."""
+        for number, one in list(self.started.items()):
+            if one.poll() is not None:
+                self.start(number)
+
+    def said(self):
+        """The end of what each raylet said."""
+        logs = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
+
+    def close(self):
+        """End them all."""
+        for one in self.started.values():
+            one.terminate()
+        for one in self.started.values():
+            try:
+                one.wait(40)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                one.wait()
 
 
 @contextmanager
 def raylets(count, cpus):
-    """A Ray cluster with a raylet on each of so many hosts."""
+    """A Ray cluster with a raylet on each of so many hosts, all there."""
     # Ray's sockets lie there, whose names must be short.
-    with tempfile.TemporaryDirectory(prefix="ray") as folder, hosts(count):
-        started = []
+    place = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+    with place as folder, hosts(count):
+        cluster = Raylets(folder, cpus)
         try:
-            head = ("--head", "--include-dashboard=false", f"--temp-dir={folder}")
-            started.append(join_cluster(0, cpus, *head))
+            cluster.start(0)
             _wait_for_head()
-            started.extend(join_cluster(number, cpus) for number in range(1, count))
-            yield started
+            for number in range(1, count):
+                cluster.start(number)
+            cluster.wait_for_all()
+            yield cluster
         finally:
-            for one in reversed(started):
-                one.terminate()
-            for one in started:
-                try:
-                    one.wait(40)
-                except subprocess.TimeoutExpired:
-                    one.kill()
-                    one.wait()
-
-
-def wait_for_all(count):
-    """Wait until so many hosts have joined the cluster."""
-    code = f"""
-import ray, time
-ray.init("{address(0)}:6379", log_to_driver=False, logging_level="error")
-while sum(node["Alive"] for node in ray.nodes()) < {count}:
-    time.sleep(0.2)
-"""
-    inside(0, sys.executable, "-c", code, stderr=subprocess.DEVNULL).wait(120)
+            cluster.close()
 
 
 def _wait_for_head():

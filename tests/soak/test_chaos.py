@@ -1,150 +1,147 @@
-"""Training on a cluster goes on whatever happens to its workers, hosts, links and disk.
+"""Training on a cluster goes on whatever happens to its workers, hosts, links, disk and driver.
 
 `CHAOS_SECONDS` (600) and `CHAOS_SEED` (0) say for how long, and which faults.
 """
 
 import json
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from collections import Counter
+from contextlib import suppress
 
 import pytest
 
 pytest.importorskip("ray")
-from conformance.spaces import (
-    address,
-    inside,
-    ip,
-    is_allowed,
-    join_cluster,
-    name,
-    raylets,
-    wait_for_all,
-)
+from conformance.spaces import address, inside, is_allowed, raylets
+from shoal.checkpoints import read_newest, ticks_in
+from soak.chaos import Chaos, small_disk, workers
 
 SECONDS, SEED = int(os.environ.get("CHAOS_SECONDS", "600")), int(os.environ.get("CHAOS_SEED", "0"))
-HANG = 180  # seconds without a new tick that no fault here may cause
-TICKS = 10 * SECONDS
-COMMAND = (
-    "train", "ppo", "CartPole-v1", "--distribute", "single-learner-coarse", "--actors", "2",
-    "--backend", "ray", "--address", f"{address(0)}:6379", "--restarts", "1000",
-    "--ticks", str(TICKS), "--checkpoint-every", "10s", "--name", "run",
-)  # fmt: skip
-ENTRY = "from shoal.cli.entry import entry; entry()"
+HOSTS = 3
+HANG = 120  # seconds without a new tick that no fault here may cause
+PAUSE = 12  # seconds between faults
+MORE = 30  # descriptors that a driver may have open more than at first
+GRACE = 30  # seconds that a run has to stop when it is told to
+TICKS = 10**6  # more than it comes to
+TRAIN = ("train", "ppo", "CartPole-v1", "--distribute", "single-learner-coarse", "--actors", "2",
+         "--ticks", str(TICKS), "--checkpoint-every", "10s")  # fmt: skip
+ON_RAY = ("--backend", "ray", "--address", f"{address(0)}:6379", "--restarts", "1000")
+ENTRY = (sys.executable, "-c", "from shoal.cli.entry import entry; entry()")
 
 
-@contextmanager
-def small_disk(folder):
-    """A disk of its own, that can be filled."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+class Run:
+    """A run on the cluster whose driver may be killed, and what was seen of it."""
 
+    def __init__(self, folder, log):
+        self.folder, self._log = folder, log
+        self._start(*TRAIN, "--folder", str(folder.parent), "--name", folder.name)
+        self.longest, self._tick, self._seen_at = 0.0, -1, time.monotonic()
+        self.lost, self.opened = [], [0]
 
-def workers():
-    found = subprocess.run(
-        ["pgrep", "-f", "shoal.runtime.child"], capture_output=True, text=True, check=False
-    )
-    return [int(pid) for pid in found.stdout.split()]
-
-
-class Chaos:
-    """One fault at a time, each over before the next."""
-
-    def __init__(self, hosts, disk):
-        self._hosts, self._disk, self._random = hosts, disk, random.Random(SEED)
-        self.done = []
-
-    def strike(self):
-        fault = self._random.choice([self.kill, self.kill, self.cut, self.slow, self.fill])
-        fault()
-        self.done.append(fault.__name__)
+    def _start(self, *words):
+        with open(self._log, "ab") as log:
+            self.driver = inside(0, *ENTRY, *words, *ON_RAY, stdout=log, stderr=log)
 
     def kill(self):
-        """Kill a worker."""
-        if pids := workers():
-            with suppress(ProcessLookupError):
-                os.kill(self._random.choice(pids), signal.SIGKILL)
-
-    def cut(self):
-        """Kill a host, and bring it back."""
-        number = self._random.randrange(1, len(self._hosts))
-        self._hosts[number].kill()
-        for pid in _pids_in(number):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._hosts[number].wait()
-        self._hosts[number] = join_cluster(number, cpus=2)
-
-    def slow(self):
-        """Delay and drop what goes to and from a host; where the kernel can't, drop all of it."""
-        link = f"shoalv{self._random.randrange(len(self._hosts))}"
-        rough = ["netem", "delay", "20ms", "10ms", "loss", "2%"]
-        made = subprocess.run(["tc", "qdisc", "add", "dev", link, "root", *rough], check=False)
-        if made.returncode == 0:
-            time.sleep(5)
-            subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
+        """Kill the driver and go on; nothing after the last checkpoint may be lost."""
+        if not ticks_in(self.folder / "checkpoints"):
             return
-        ip("link", "set", link, "down")
-        time.sleep(3)
-        ip("link", "set", link, "up")
+        self.driver.kill()
+        self.driver.wait()
+        tick, newest = self.look(), ticks_in(self.folder / "checkpoints")[-1]
+        self.lost.append(tick - newest)
+        self._start("resume", str(self.folder))
+        self._tick, self.opened = newest - 1, [0]
 
-    def fill(self):
-        """Leave no room on the disk, for longer than a checkpoint is due."""
-        file = self._disk / "full"
-        with suppress(OSError), file.open("wb") as out:
-            while True:
-                out.write(b"x" * (1 << 20))
-        time.sleep(12)
-        file.unlink()
+    def look(self):
+        """The last tick that was told; nothing may take too long."""
+        with suppress(OSError):
+            text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
+            rows = re.findall(r'^\{"tick": (\d+)', text, re.MULTILINE)
+            now = int(rows[-1]) if rows else -1
+            if now > self._tick:
+                self._tick, self._seen_at = now, time.monotonic()
+        waited = time.monotonic() - self._seen_at
+        self.longest = max(self.longest, waited)
+        assert waited < HANG, f"nothing for {waited:.0f} s since tick {self._tick}"
+        with suppress(OSError):
+            count = len(os.listdir(f"/proc/{self.driver.pid}/fd"))
+            self.opened = [self.opened[0] or (count if self._tick >= 0 else 0), count]
+        return self._tick
 
+    def said(self):
+        """The end of what it said."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
-def _pids_in(number):
-    found = subprocess.run(
-        ["ip", "netns", "pids", name(number)], capture_output=True, text=True, check=True
-    )
-    return [int(pid) for pid in found.stdout.split()]
-
-
-def last_tick(metrics):
-    with suppress(OSError):
-        rows = re.findall(r'^\{"tick": (\d+)', metrics.read_text(encoding="utf-8"), re.MULTILINE)
-        return int(rows[-1]) if rows else -1
-    return -1
+    def stop(self):
+        """Tell it to stop, as a scheduler does."""
+        began = time.monotonic()
+        self.driver.terminate()
+        assert self.driver.wait(GRACE) == 143, self.said()
+        return round(time.monotonic() - began, 1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.skipif(not is_allowed(), reason="network namespaces can't be made here")
 def test_training_survives_what_clusters_do(tmp_path):
-    with raylets(3, cpus=2) as hosts, small_disk(tmp_path / "disk") as disk:
-        wait_for_all(3)
-        driver = inside(0, sys.executable, "-c", ENTRY, *COMMAND, "--folder", disk)
-        metrics, chaos = disk / "run" / "metrics.jsonl", Chaos(hosts, disk)
-        began = seen_at = time.monotonic()
-        tick = -1
-        while driver.poll() is None:
-            time.sleep(1)
-            now = last_tick(metrics)
-            if now > tick:
-                tick, seen_at = now, time.monotonic()
-            assert time.monotonic() - seen_at < HANG, f"nothing since tick {tick}: {chaos.done}"
-            left = SECONDS - (time.monotonic() - began)
-            if tick >= 0 and left > 0 and int(left) % 15 == 0:
-                chaos.strike()
-        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-        summary = json.loads((disk / "run" / "summary.json").read_text(encoding="utf-8"))
-        print(json.dumps({"faults": chaos.done, **summary}))
-        assert driver.returncode == 0
-        assert [row["tick"] for row in rows] == list(range(TICKS))
-        assert summary["return_mean"] >= 475
-        assert len(chaos.done) >= SECONDS // 60
-    assert workers() == []
+    with raylets(HOSTS, cpus=2) as cluster, small_disk(tmp_path / "disk") as disk:
+        run = Run(disk / "run", tmp_path / "said.txt")
+        chaos = Chaos(cluster, disk, run, SEED)
+        try:
+            disturb(run, chaos, cluster)
+            stopped = run.stop()
+        except (AssertionError, TimeoutError) as error:
+            told = f"{error}\n{chaos.done}\n{cluster.said()}\n{run.said()}"
+            raise AssertionError(told) from error
+        assert workers(HOSTS) == []
+        summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
+        seen, saved = rows_of(run.folder), ticks_in(run.folder / "checkpoints")
+        read_newest(run.folder / "checkpoints", pytest.fail)
+    told = {"faults": dict(Counter(chaos.done)), "longest wait": round(run.longest, 1)}
+    told |= {"stopped within": stopped, "lost with its driver": run.lost, "open": run.opened[-1]}
+    print(json.dumps(told | {"after": chaos.seconds, "summary": summary}, indent=1))
+    assert (summary["status"], saved[-1]) == ("interrupted", summary["ticks"])
+    assert [row["tick"] for row in seen] == list(range(summary["ticks"]))
+    assert run.opened[-1] <= run.opened[0] + MORE
+    assert seen == undisturbed(tmp_path, summary["ticks"])
+
+
+def disturb(run, chaos, cluster):
+    """Let things fail for so many seconds, and wait until it goes on."""
+    began = struck = time.monotonic()
+    while (now := time.monotonic()) - began < SECONDS:
+        assert run.driver.poll() is None, "the driver has ended"
+        cluster.mend()
+        if run.look() >= 0 and now - struck > PAUSE:
+            chaos.strike()
+            struck = time.monotonic()
+        time.sleep(0.5)
+    last = run.look()
+    while run.look() <= last:
+        assert run.driver.poll() is None, "the driver has ended"
+        time.sleep(0.5)
+
+
+def undisturbed(folder, ticks):
+    """The rows of the same run that nothing happened to."""
+    words = (*TRAIN, "--backend", "processes", "--folder", str(folder), "--name", "alone")
+    driver = subprocess.Popen([*ENTRY, *words], stdout=subprocess.DEVNULL)
+    path = folder / "alone" / "metrics.jsonl"
+    try:
+        while not path.exists() or path.read_bytes().count(b"\n") < ticks:
+            assert driver.poll() is None
+            time.sleep(0.5)
+    finally:
+        driver.terminate()
+        driver.wait()
+    return rows_of(path.parent)[:ticks]
+
+
+def rows_of(folder):
+    """What a run told of its ticks, but for the time they took."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]

@@ -150,7 +150,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_it_and_is_told(tmp_path):
     with no_file_larger_than(100_000):
         checkpoints.write(Snapshot(2, large), {})
         checkpoints.wait()
-    assert "tick 2 could not be written" in said[0]
+    assert "checkpoint at tick 2 not written: file too large (1.3 MB needed, " in said[0]
+    assert "what came after tick 1 is lost" in checkpoints.lost(2)
     assert "the newest is of tick 1" in said[0]
     assert [p.name for p in tmp_path.iterdir()] == ["1"]
     same(read_newest(tmp_path, pytest.fail).snapshot.values, large)

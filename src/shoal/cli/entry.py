@@ -1,4 +1,4 @@
-"""Where the `shoal` command begins: Ctrl-C counts from the first moment, before JAX is loaded."""
+"""Where the `shoal` command begins: signals count from the first moment, before JAX is loaded."""
 
 import os
 import signal
@@ -8,15 +8,20 @@ from collections.abc import Callable
 from types import FrameType
 
 SOON = 1.5  # seconds
+STOPS = (signal.SIGINT, signal.SIGTERM)
+SIGNALLED = 128  # and the signal's number: how a command ends that was told to stop
+_stops: list[int] = []
 
 
 def entry() -> None:
-    """Run the command; after Ctrl-C leave at once, even if XLA is still compiling."""
-    signal.signal(signal.SIGINT, _interrupt)
+    """Run the command; when told to stop leave at once, even if XLA is still compiling."""
+    for number in STOPS:
+        signal.signal(number, _interrupt)
     from shoal.cli.main import main
 
     code = main()
-    if code == 130:
+    if code > SIGNALLED:
+        code = _code() if _stops else code
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -25,10 +30,11 @@ def entry() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise as usual; what is loading or tracing may lose the exception, so leave soon."""
+    _stops.append(number)
     _later(SOON, _leave)
     # What is raised while JAX collects garbage is printed and lost: come again a moment later.
     if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
-        _later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+        _later(0.01, lambda: os.kill(os.getpid(), number))
         return
     raise KeyboardInterrupt
 
@@ -43,7 +49,11 @@ def _leave() -> None:
     mark = getattr(sys.modules.get("shoal.records"), "mark_interrupted", None)
     if mark:
         mark()
-    os._exit(130)
+    os._exit(_code())
+
+
+def _code() -> int:
+    return SIGNALLED + _stops[0]
 
 
 if __name__ == "__main__":

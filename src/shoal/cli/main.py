@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -208,7 +209,12 @@ def _tell(trained: Trained, console: Console) -> int:
         told = f"evaluated at tick {judged['tick']}: mean return {judged['return_mean']:.1f}"
         console.print(f"{told} of {judged['episodes']} episodes", markup=False)
     console.print(f"Results are in {trained.folder}/", markup=False)
-    return 130 if summary["status"] == "interrupted" else 0
+    if stopped := summary.get("signal"):
+        console.print(f"Stopped by {stopped}; go on with `shoal resume {trained.folder}`")
+    if lost := summary.get("lost"):
+        Console(stderr=True, highlight=False, soft_wrap=True).print(lost, markup=False)
+        return 1
+    return 128 + signal.Signals[stopped] if stopped else 0
 
 
 def _graph(options: argparse.Namespace) -> int:

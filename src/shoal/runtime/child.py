@@ -34,11 +34,7 @@ _DIE_WITH_PARENT = 1
 def main() -> None:
     """Read orders, turn, and tell how it ended on the report pipe."""
     driver, memory_fd, orders_fd, report_fd, *listener = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    check_parent = watch_parent(driver)
-    check_parent()  # it may have died while this process was loading
+    check_parent = _live_with(driver)
     with os.fdopen(orders_fd, "rb") as pipe:
         first = json.loads(pipe.readline())
         sys.path[:] = first["path"]
@@ -73,6 +69,17 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
+
+
+def _live_with(driver: int) -> Callable[[], None]:
+    """Let the driver alone decide when to stop; a check that it is alive."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # schedulers send it to all processes of a job
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    check_parent = watch_parent(driver)
+    check_parent()  # it may have died while this process was loading
+    return check_parent
 
 
 def _turn(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +43,23 @@ def join(address: str = "") -> None:
         return
     quiet = {"log_to_driver": False, "logging_level": "warning"}
     try:
-        ray.init(address=address or None, **quiet)
+        with own_signals():
+            ray.init(address=address or None, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise PlaceError(
             f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
             "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
             "If Ray asks for a token there, set RAY_AUTH_MODE=token here.",
         ) from error
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Whoever handled SIGTERM before Ray is loaded does so afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def ray_cluster(address: str = "") -> Cluster:

@@ -50,6 +50,7 @@ BACKENDS: dict[str, Callable[..., Going]] = {
     "ray": _on_ray,
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
+STOPS = (signal.SIGINT, signal.SIGTERM)
 Watch = Callable[[int, Shown], None]
 Standing = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
 
@@ -83,7 +84,7 @@ class Result:
     compile_seconds: float
     seconds: float
     first: int = 0  # the tick it went on from
-    interrupted: bool = False
+    stopped_by: int = 0  # the signal that ended it early, if one did
     sent: Mapping[str, Sent] = field(default_factory=dict)  # between hosts, by channel
 
     @property
@@ -140,8 +141,8 @@ def run(
     """Run `plan` until `ticks` ticks are done, from `state` or from a fresh start with seed 0.
 
     From a snapshot, ticks are counted on from where it was taken. `watch(tick, metrics)`
-    is called in order as metrics arrive; what it raises stops the run. Ctrl-C lets workers end the
-    tick they are in; the result then says that it was interrupted.
+    is called in order as metrics arrive; what it raises stops the run. Ctrl-C and SIGTERM let
+    workers end the tick they are in; the result then says by which signal it was stopped.
     """
     check_backend(backend)
     graph = plan.graph
@@ -171,10 +172,9 @@ def run(
             raise
         finally:
             going.close()
-        interrupted = stop.is_set()
     leaves = [end.values[name] for name in graph.inputs]
     tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
-    return Result(end, tree, first - began, last - first, begun, interrupted, sent)
+    return Result(end, tree, first - began, last - first, begun, *stop[:1], sent=sent)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:
@@ -267,24 +267,41 @@ def _wait(going: Going, seconds: float) -> None:
 
 
 @contextmanager
-def stoppable(limit: Limit) -> Iterator[threading.Event]:
-    """The first Ctrl-C ends the run after the current tick, a second one at once."""
-    stop = threading.Event()
+def stoppable(limit: Limit) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM ends the run after the current tick, another Ctrl-C at once.
 
-    def on_interrupt(number: int, frame: Any) -> None:
-        if stop.is_set():
+    Who sends SIGTERM may send it twice, to a group and to a process; it is meant once.
+    """
+    stops: list[int] = []
+
+    def on_signal(number: int, frame: Any) -> None:
+        if stops and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.set()
+        stops.append(number)
         limit.stop()
 
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield stops
         return
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_signal) for number in STOPS}
     try:
-        yield stop
+        yield stops
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """What ends soon anyway is not ended by SIGTERM before; a Ctrl-C counts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def explain(failure: Failure) -> ShoalError:

@@ -1,0 +1,85 @@
+"""A disk that may be full: whether it is, what fits, and libraries that say it in their own way."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WORDS = tuple(os.strerror(number) for number in FULL)
+
+
+class FullError(OSError):
+    """There is no room for what was to be written."""
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise a FullError if the disk of `folder` has no room for so many bytes."""
+    if needed > free(folder):
+        raise FullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def free(folder: Path) -> int:
+    """Bytes that may still be written to the disk of `folder`."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def why_full(error: BaseException, needed: int, folder: Path) -> str:
+    """What a full disk lacks for so many bytes; nothing if the error is of another kind."""
+    said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    words = next((words.lower() for words in WORDS if words in said), "")
+    return words and f"{words} ({megabytes(needed)} needed, {megabytes(free(folder))} free)"
+
+
+@contextmanager
+def unless_full() -> Iterator[None]:
+    """Go on without what finds no room on the disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+def megabytes(nbytes: float) -> str:
+    """A size for people to read."""
+    return f"{nbytes / 1e6:.2g} MB" if nbytes < 1e7 else f"{nbytes / 1e6:,.0f} MB"
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Let Orbax not print what it raises anyway, in pages."""
+    log, drop = logging.getLogger("absl"), lambda record: record.levelno < logging.ERROR
+    log.addFilter(drop)
+    _ignore_late_writes()
+    try:
+        yield
+    finally:
+        log.removeFilter(drop)
+
+
+def _ignore_late_writes() -> None:
+    """Writes that were under way when one failed end later, and find nobody to tell."""
+    before: Callable[[Any], Any] = sys.unraisablehook
+    if getattr(before, "ignores_late_writes", False):
+        return
+
+    def hook(raised: Any) -> None:
+        is_late = isinstance(raised.exc_value, RuntimeError)
+        if not (is_late and str(raised.exc_value) == "Event loop is closed"):
+            before(raised)
+
+    hook.ignores_late_writes = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook

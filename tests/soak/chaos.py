@@ -1,0 +1,97 @@
+"""What clusters do: faults for a run in namespaces, drawn one after the other from a seed."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from conformance.spaces import ip, link, pids_in
+
+FULL = 12  # seconds that a disk stays full: longer than a checkpoint is due
+ROUGH = ("netem", "delay", "20ms", "10ms", "loss", "2%")
+
+
+@contextmanager
+def small_disk(folder):
+    """A disk of its own, that can be filled."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def workers(hosts):
+    """The processes of Shoal's workers on all hosts."""
+    return [pid for number in range(hosts) for pid in pids_in(number) if _is_worker(pid)]
+
+
+def _is_worker(pid):
+    with suppress(OSError):
+        return b"shoal.runtime.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+class Chaos:
+    """One fault at a time, each over before the next."""
+
+    def __init__(self, cluster, disk, run, seed):
+        self._cluster, self._disk, self._run = cluster, disk, run
+        self._hosts, self._random = len(cluster.started), random.Random(seed)
+        self.done, self._began = [], time.monotonic()
+
+    @property
+    def seconds(self):
+        """Since it began."""
+        return round(time.monotonic() - self._began)
+
+    def strike(self):
+        """Let something fail, and say what."""
+        faults = (self.kill_worker, self.kill_host, self.cut_link, self.fill_disk, self.kill_driver)
+        (fault,) = self._random.choices(faults, weights=(4, 2, 3, 2, 1))
+        self.done.append(fault.__name__)
+        fault()
+
+    def kill_worker(self):
+        """Kill a worker."""
+        if pids := workers(self._hosts):
+            with suppress(ProcessLookupError):
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+
+    def kill_host(self):
+        """Kill a host, and bring it back a while later."""
+        number = self._random.randrange(1, self._hosts)
+        self._cluster.kill(number)
+        time.sleep(self._random.uniform(0, 8))
+        self._cluster.start(number)
+
+    def cut_link(self):
+        """Delay and drop what goes to and from a host; where the kernel can't, drop all of it."""
+        one = link(self._random.randrange(1, self._hosts))
+        rough = ["tc", "qdisc", "add", "dev", one, "root", *ROUGH]
+        if subprocess.run(rough, capture_output=True, check=False).returncode == 0:
+            time.sleep(10)
+            subprocess.run(["tc", "qdisc", "del", "dev", one, "root"], check=True)
+            return
+        ip("link", "set", one, "down")
+        time.sleep(self._random.uniform(0.5, 8))
+        ip("link", "set", one, "up")
+
+    def fill_disk(self):
+        """Leave no room on the disk, for longer than a checkpoint is due."""
+        file = self._disk / "full"
+        with suppress(OSError), file.open("wb", buffering=0) as out:
+            for size in (1 << 20, 1 << 12):
+                with suppress(OSError):
+                    while True:
+                        out.write(b"x" * size)
+        time.sleep(FULL)
+        file.unlink()
+
+    def kill_driver(self):
+        """Kill the driver; somebody goes on with its run."""
+        self._run.kill()
