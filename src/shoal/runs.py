@@ -140,10 +140,14 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
         summary["restarts"] = summary.get("restarts", 0) + 1
         say(f"{error.what}; going on from tick {tick}")
 
+    known: dict[str, int] = {}
+
     def replaced(loss: Loss) -> None:
-        if loss.seconds is None:
+        lost = loss.lost - known.pop(loss.worker, 0)
+        summary["lost_turns"] = summary.get("lost_turns", 0) + lost
+        if loss.is_new:
             summary["replaced"] = summary.get("replaced", 0) + 1
-            summary["lost_turns"] = summary.get("lost_turns", 0) + loss.lost
+            known[loss.worker] = loss.lost
         else:
             say(str(loss))
 

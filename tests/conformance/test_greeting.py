@@ -156,6 +156,11 @@ class Ears:
     def arrived(self, frame):
         pass
 
+    def gone(self, other):
+        raise AssertionError
+
+    again = gone
+
 
 @pytest.mark.parametrize(
     ("sends", "why"),

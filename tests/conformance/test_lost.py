@@ -28,7 +28,7 @@ def send_and_die(hall, end, whole, point):
     channel = hall.channels["c"]
     if point == "half sent":
         for way in channel.writer(end)._ways[end]:
-            way._link.sock = Half(way._link.sock)
+            way.link.sock = Half(way.link.sock)
     if point != "before":
         channel.put(end, made(channel.sheet, end, whole), whole)
     die()

@@ -9,12 +9,12 @@ from multiprocessing import reduction
 from conformance.lines import LINES, Hall, Shared, ends_of, until
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.gates import Sheet
+from shoal.runtime.joining import open_lines
 from shoal.runtime.lines import Lines
 from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, Room
 from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import listen
-from shoal.runtime.tcp import open_lines
 
 
 class Wired(Shared):

@@ -58,6 +58,7 @@ class Board:
     words: int
     started: int
     turned: int
+    lost: int
     bells: int
     notes: int
     teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
@@ -78,7 +79,7 @@ class Board:
     ) -> Board:
         """Take as much room as it all needs."""
         words = room.take(5 * LINE)
-        started, turned = (room.take(len(teams) * LINE) for _ in range(2))
+        started, turned, lost = (room.take(len(teams) * LINE) for _ in range(3))
         bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
@@ -88,9 +89,8 @@ class Board:
         marks = room.take(len(posts) * (START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
-        return Board(
-            words, started, turned, bells, notes, teams, cells, rows, kept, marks, named, shows
-        )
+        counts = words, started, turned, lost
+        return Board(*counts, bells, notes, teams, cells, rows, kept, marks, named, shows)
 
     def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
         """Which part of a value an end holds."""
@@ -120,6 +120,7 @@ class OpenBoard:
         self._words = memory.words(board.words, 5)
         self._started = memory.words(board.started, len(board.teams))
         self._turned = memory.words(board.turned, len(board.teams))
+        self._lost = memory.words(board.lost, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
         self._marks = memory.packed(board.marks, count * (START + 1))
@@ -169,6 +170,14 @@ class OpenBoard:
     def did_turn(self, team: int) -> None:
         """An end of a team has made a turn."""
         self._turned[team] += 1
+
+    def did_lose(self, team: int, turns: int) -> None:
+        """So many turns that a team had under way when it was lost will never come."""
+        self._lost[team] += turns
+
+    def losses(self) -> list[int]:
+        """For each team, how many turns were lost with its workers, as far as is known here."""
+        return list(self._lost)
 
     def turns(self, team: int) -> int:
         """How many turns the ends of a team have made, whoever held them."""

@@ -19,12 +19,13 @@ from shoal.errors import ShoalError, user_place
 from shoal.runtime.board import BANKS, FINAL, SNAP, START, OpenBoard, SharedLimit, watch_parent
 from shoal.runtime.channels import Channel, Silent
 from shoal.runtime.fire import Replica
+from shoal.runtime.joining import join_lines
 from shoal.runtime.lines import Lines
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
 from shoal.runtime.packing import Sent
 from shoal.runtime.snapshot import Snapshot
-from shoal.runtime.tcp import TcpChannel, join_lines
+from shoal.runtime.tcp import TcpChannel
 from shoal.runtime.team import Stopped, Team
 from shoal.runtime.worker import KEEP_EVERY, Failure, Lags, Metrics, Worker
 
@@ -49,7 +50,7 @@ def main() -> None:
     hall = _Hall(orders, memory, board, first["again"])
     try:
         if orders.lines is not None:
-            hall.join(orders.lines, socket.socket(fileno=listener[0]))
+            hall.join(orders.lines, socket.socket(fileno=listener[0]) if listener else None)
         teams = hall.teams()
         threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
         for thread in threads:
@@ -183,7 +184,7 @@ class _Hall:
             gate = channel.turnstile.sheet.gate
             channel.turnstile.hear(of[gate.reader], of[gate.writer])
 
-    def join(self, lines: Lines, listener: socket.socket) -> None:
+    def join(self, lines: Lines, listener: socket.socket | None) -> None:
         """Connect with workers of other hosts, and open the channels to them."""
         orders = self._orders
         own = {orders.board.teams.index(seat) for seat in orders.seats}
@@ -191,7 +192,13 @@ class _Hall:
             self._board.bell(n) if n in own else Silent() for n in range(len(orders.board.teams))
         ]
         of = {f: [bells[n] for n in teams] for f, teams in orders.ends.items()}
-        links, channels = join_lines(lines, orders.number, listener, self._board.check, of)
+        teams = {at: orders.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)}
+
+        def lose(worker: int, turns: int) -> None:
+            self._board.did_lose(teams[worker], turns)
+
+        board = self._board.check, lose
+        links, channels = join_lines(lines, orders.number, listener, board, of)
         self._channels |= channels
         self._board.look_out(links.check)
         self.close = links.close

@@ -58,9 +58,10 @@ class Reading(NamedTuple):
     refused: str = ""
 
     @staticmethod
-    def start(terms: Terms) -> Reading:
-        """Nothing has come yet."""
-        return Reading(terms, (0,) * len(terms.known))
+    def start(terms: Terms, due: Mapping[Key, int] | None = None) -> Reading:
+        """Nothing has come yet; `due` is what comes first where others came before."""
+        due = due or {}
+        return Reading(terms, tuple(due.get(key, 0) for key in terms.known))
 
     @property
     def wants(self) -> int:

@@ -16,7 +16,9 @@ from shoal.runtime.frames import MAGIC, VERSION
 NONCE = 32
 TOKEN = 32  # bytes of a run's token
 HELLO = Struct("<4sB3x32s")  # magic, version, nonce
-CLAIM = Struct("<4sBxHH2x32s32s32s")  # magic, version, who, whom, layout, nonce, proof
+CLAIM = Struct("<4sBBHH2x32s32s32s")  # magic, version, kind, who, whom, layout, nonce, proof
+CLAIMS = (b"claim", b"again")  # what is claimed, by kind
+AGAIN = 1
 WELCOME = Struct("<32s")
 
 
@@ -44,23 +46,37 @@ def hello(nonce: bytes) -> bytes:
     return HELLO.pack(MAGIC, VERSION, nonce)
 
 
-def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes) -> bytes:
-    """The answer of who connects; `ends` are who it is and whom it wants."""
+def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes, kind: int = 0) -> bytes:
+    """The answer of who connects; `ends` are who it is and whom it wants.
+
+    Of kind `AGAIN` it takes the place of one that was connected before.
+    """
     theirs = _opened(said, HELLO)[2]
-    proof = _proof(known, b"claim", ends, theirs + nonce)
-    return CLAIM.pack(MAGIC, VERSION, *ends, known.layout, nonce, proof)
+    proof = _proof(known, CLAIMS[kind], ends, theirs + nonce)
+    return CLAIM.pack(MAGIC, VERSION, kind, *ends, known.layout, nonce, proof)
 
 
-def welcome(known: Pass, me: int, nonce: bytes, said: bytes) -> tuple[int, bytes]:
-    """Who connects, and the answer that lets it in; `nonce` is that of the listener's hello."""
-    _, _, who, whom, layout, theirs, proof = _opened(said, CLAIM)
-    if not hmac.compare_digest(proof, _proof(known, b"claim", (who, whom), nonce + theirs)):
+class Guest(NamedTuple):
+    """Who connects, whether in another's place, and the answer that lets it in."""
+
+    who: int
+    again: bool
+    answer: bytes
+
+
+def welcome(known: Pass, me: int, nonce: bytes, said: bytes) -> Guest:
+    """Who connects, if it may; `nonce` is that of the listener's hello."""
+    _, _, kind, who, whom, layout, theirs, proof = _opened(said, CLAIM)
+    what = CLAIMS[kind] if kind < len(CLAIMS) else b""
+    right = _proof(known, what, (who, whom), nonce + theirs)
+    if not (what and hmac.compare_digest(proof, right)):
         raise NotAdmitted("a stranger: it doesn't know the run's token")
     if whom != me:
         raise NotAdmitted(f"worker {who} looks for worker {whom}, and this is {me}")
     if layout != known.layout:
         raise NotAdmitted(f"worker {who} has another plan's channels")
-    return who, WELCOME.pack(_proof(known, b"welcome", (who, whom), theirs + nonce))
+    answer = WELCOME.pack(_proof(known, b"welcome", (who, whom), theirs + nonce))
+    return Guest(who, kind == AGAIN, answer)
 
 
 def check_welcome(known: Pass, ends: tuple[int, int], nonces: bytes, said: bytes) -> None:

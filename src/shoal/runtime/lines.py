@@ -22,6 +22,7 @@ class Lines:
     names: tuple[str, ...]  # of workers, as errors say them
     addresses: tuple[Address, ...]
     token: bytes
+    loose: frozenset[int] = frozenset()  # workers whose place others may take
 
     def __repr__(self) -> str:
         return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
@@ -42,6 +43,15 @@ class Lines:
         """The workers that one worker is connected with."""
         pairs = {pair for view in self.views() for pair in view.pairs()}
         return frozenset(b if a == me else a for a, b in pairs if me in (a, b))
+
+    def told(self, me: int) -> dict[int, int]:
+        """For each worker that one of the two may join late, how many words it is told then."""
+        sizes = {}
+        for other in self.others(me):
+            keeper, joiner = (other, me) if me in self.loose else (me, other)
+            if joiner in self.loose:
+                sizes[other] = sum(len(view.told(keeper, joiner)) for view in self.views())
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,17 @@ class View:
             return set()
         ends = {w for r in gate.readers.get(writer, ()) for w in gate.sources[r]}
         return {self.writers[w] for w in ends}
+
+    def told(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
+        """The counts that a worker which joins late has to be told, and the end of each."""
+        gate = self.sheet.gate
+        mine = [w for w, at in enumerate(self.writers) if at == joiner and self.taking(w, keeper)]
+        news = [w for w, at in enumerate(self.writers) if at == keeper and self.taking(w, joiner)]
+        found = [(what, w) for w in mine for what in ("puts", "takes")]
+        found += [("news", w) for w in news]
+        if gate.admits and isinstance(gate.flow, Latest) and news:
+            found += [("begun", r) for r, at in enumerate(self.readers) if at == joiner]
+        return found
 
     def taking(self, writer: int, worker: int) -> tuple[int, ...]:
         """The ends of a worker that take from a writer's end."""

@@ -18,8 +18,19 @@ from typing import Any, Protocol
 
 from shoal.errors import RunError
 from shoal.runtime import greeting
-from shoal.runtime.frames import BYE, HEAD, Begun, Frame, Reading, Refused, Terms, on_body, on_head
-from shoal.runtime.greeting import NotAdmitted, Pass
+from shoal.runtime.frames import (
+    BYE,
+    HEAD,
+    Begun,
+    Frame,
+    Key,
+    Reading,
+    Refused,
+    Terms,
+    on_body,
+    on_head,
+)
+from shoal.runtime.greeting import Guest, NotAdmitted, Pass
 from shoal.runtime.logs import Say, to_stderr
 from shoal.runtime.sockets import fill, is_delivered, send_all, some, tuned, why_of, within
 
@@ -43,6 +54,14 @@ class Ears(Protocol):
         """A frame has come whole."""
         ...
 
+    def gone(self, other: int) -> None:
+        """A worker that can be done without is gone."""
+        ...
+
+    def again(self, other: int, let_in: Callable[[bytes], None]) -> dict[Key, int]:
+        """Tell another that takes its place where it had been; what is due from it."""
+        ...
+
 
 @dataclass
 class Link:
@@ -54,13 +73,14 @@ class Link:
     lost: str = ""  # why it is gone, if it didn't end well
     since: float = 0.0
     ended: bool = False
+    loose: bool = False  # it can be done without: what it is sent while it is gone is dropped
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, frame: Frame, body: Iterable[Any] = ()) -> None:
         """Send a frame, waiting for room on the way; dropped if the other has ended."""
         views = [frame.packed(), *body]
         with self._lock:
-            if self.ended:
+            if self.ended or (self.loose and self.lost):
                 return
             try:
                 if not self.lost:
@@ -68,7 +88,8 @@ class Link:
                     return
             except OSError as error:
                 self.lose(why_of(error))
-        self._bear()
+        if not self.loose:
+            self._bear()
 
     def _bear(self) -> None:
         """The other is gone: let whoever knows why say so first."""
@@ -77,18 +98,30 @@ class Link:
             check_link(self)
             threading.Event().wait(0.02)
 
+    def cut(self) -> None:
+        """Let nobody send or read here any more."""
+        self.lose("another takes its place")
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def renew(self, sock: socket.socket) -> None:
+        """Another has taken the place of the one that was there."""
+        with self._lock:
+            self.sock.close()
+            self.sock, self.lost, self.ended = sock, "", False
+
     def lose(self, why: str) -> None:
         """Note that the connection is gone."""
         if not (self.lost or self.ended):
             self.since = time.monotonic()
             self.lost = why
 
-    def read(self, terms: Terms, ears: Ears) -> None:
+    def read(self, terms: Terms, ears: Ears, due: Mapping[Key, int] | None = None) -> None:
         """Read frames until the other ends; what isn't a frame ends the connection.
 
         Heads are read ahead, many at once where they have no bodies; bodies go where they belong.
         """
-        state, ahead = Reading.start(terms), memoryview(bytearray(AHEAD))
+        state, ahead = Reading.start(terms, due), memoryview(bytearray(AHEAD))
         first = last = 0  # what is read ahead and not looked at yet
         while True:
             if last - first < HEAD.size:
@@ -131,6 +164,8 @@ class Link:
 
 def check_link(link: Link) -> None:
     """Raise if a worker has been gone for so long that nobody else will say why."""
+    if link.loose:
+        return
     if link.lost and not link.ended and time.monotonic() - link.since >= GRACE:
         raise RunError(
             f"the connection to worker {link.name} is lost: {link.lost}",
@@ -152,6 +187,12 @@ class Links:
         self.me, self.names, self._known = me, names, known
         self._check, self._say = check, say
         self.links: dict[int, Link] = {}
+        self.told_by: dict[int, int] = {}  # where one may join late, words that it is told
+        self.told: dict[int, bytes] = {}  # what this worker was told, where it has joined late
+        self._readers: dict[int, threading.Thread] = {}
+        self._ears: Ears | None = None
+        self._terms: Mapping[int, Terms] = {}
+        self._wake: Callable[[], None] = lambda: None
         self._news = threading.Condition()
         self._pending = threading.BoundedSemaphore(PENDING)
         self._refused = 0
@@ -164,16 +205,21 @@ class Links:
             check_link(link)
 
     def join(
-        self, listener: socket.socket, others: Iterable[int], addresses: Sequence[Address]
+        self, listener: socket.socket | None, others: Iterable[int], addresses: Sequence[Address]
     ) -> None:
-        """Connect with all these workers: to those before this one, from those after it."""
+        """Connect with all these workers: to those before this one, from those after it.
+
+        Who has no listener joins late, and connects to all.
+        """
         others = frozenset(others)
         self._listener = listener
-        after = {other for other in others if other > self.me}
-        if after:
+        after = {other for other in others if other > self.me and listener is not None}
+        if listener is not None and (after or self.told_by):
             threading.Thread(target=self._admit, args=(listener, after), daemon=True).start()
         for other in sorted(others - after):
-            self._stand(other, self._connect(other, addresses[other]))
+            sock = self._connect(other, addresses[other])
+            if sock is not None:
+                self._stand(other, sock)
         until = time.monotonic() + PATIENCE
         while missing := others - set(self.links):
             self._check()
@@ -188,18 +234,38 @@ class Links:
 
     def _stand(self, other: int, sock: socket.socket) -> None:
         with self._news:
-            self.links[other] = Link(self.names[other], tuned(sock), self._check)
+            if other in self.links:  # nothing was read from it yet
+                self.links[other].renew(tuned(sock))
+            else:
+                loose = other in self.told_by and self._listener is not None
+                self.links[other] = Link(self.names[other], tuned(sock), self._check, loose=loose)
             self._news.notify_all()
 
-    def read(self, terms: Mapping[int, Terms], ears: Ears, wake: Callable[[], None]) -> None:
-        """Begin to read every connection; `wake` whoever waits when one is gone."""
-        for other, link in self.links.items():
-            args = link, terms[other], ears, wake
-            threading.Thread(target=self._read, args=args, daemon=True).start()
+    def read(
+        self,
+        terms: Mapping[int, Terms],
+        ears: Ears,
+        wake: Callable[[], None],
+        due: Mapping[int, Mapping[Key, int]] | None = None,
+    ) -> None:
+        """Begin to read every connection; `wake` whoever waits when one is gone.
 
-    def _read(self, link: Link, terms: Terms, ears: Ears, wake: Callable[[], None]) -> None:
+        `due` is what each sends first, where that isn't the first of all.
+        """
+        with self._news:
+            self._ears, self._wake, self._terms = ears, wake, terms
+            for other in self.links:
+                self._begin(other, (due or {}).get(other, {}))
+
+    def _begin(self, other: int, due: Mapping[Key, int]) -> None:
+        self._readers[other] = threading.Thread(target=self._read, args=(other, due), daemon=True)
+        self._readers[other].start()
+
+    def _read(self, other: int, due: Mapping[Key, int]) -> None:
+        link, ears = self.links[other], self._ears
+        assert ears is not None
         try:
-            link.read(terms, ears)
+            link.read(self._terms[other], ears, due)
         except NotAdmitted as refusal:
             self._note(f"{link.name}: {refusal}")
             link.lose(f"it sent {refusal}")
@@ -211,7 +277,9 @@ class Links:
             link.lose(f"{type(error).__name__}: {error}")
             raise
         finally:
-            wake()
+            if link.loose and not self._closed:
+                ears.gone(other)
+            self._wake()
 
     def close(self) -> None:
         """End all connections, so that the others know that it was meant."""
@@ -256,10 +324,14 @@ class Links:
             sock.settimeout(GREETING)
             sock.sendall(greeting.hello(nonce))
             said = within(sock, greeting.CLAIM.size, GREETING)
-            who, answer = greeting.welcome(self._known, self.me, nonce, said)
-            if who not in others or who in self.links:
+            guest = greeting.welcome(self._known, self.me, nonce, said)
+            who = guest.who
+            if guest.again and who in self.told_by:
+                self._greet_again(guest, sock)
+                return
+            if guest.again or who not in others or who in self.links:
                 raise NotAdmitted(f"worker {who} isn't expected here")
-            sock.sendall(answer)
+            sock.sendall(guest.answer)
             self._stand(who, sock)
         except (NotAdmitted, OSError, EOFError) as error:
             sock.close()
@@ -268,12 +340,33 @@ class Links:
         finally:
             self._pending.release()
 
+    def _greet_again(self, guest: Guest, sock: socket.socket) -> None:
+        """Let one in that takes the place of another, and tell it how far that one had come."""
+        other = guest.who
+        with self._news:
+            if self._ears is None:  # nobody has come anywhere yet
+                sock.sendall(guest.answer + bytes(8 * self.told_by[other]))
+                self._stand(other, sock)
+                return
+            link = self.links[other]
+            link.cut()
+            self._readers[other].join(GREETING)
+
+            def let_in(words: bytes) -> None:
+                sock.sendall(guest.answer + words)
+                link.renew(tuned(sock))
+
+            self._begin(other, self._ears.again(other, let_in))
+
     # Who connects.
 
-    def _connect(self, other: int, address: Address) -> socket.socket:
+    def _connect(self, other: int, address: Address) -> socket.socket | None:
+        """A connection; none if another in its place has come here meanwhile."""
         until, pause, why = time.monotonic() + PATIENCE, 0.02, ""
         while time.monotonic() < until:
             self._check()
+            if other in self.links:
+                return None
             sock = None
             try:
                 sock = socket.create_connection(address, timeout=GREETING)
@@ -292,8 +385,11 @@ class Links:
     def _introduce(self, other: int, sock: socket.socket) -> socket.socket:
         ends, mine = (self.me, other), os.urandom(greeting.NONCE)
         said = within(sock, greeting.HELLO.size, GREETING)
-        sock.sendall(greeting.claim(self._known, ends, said, mine))
+        kind = greeting.AGAIN if self._listener is None else 0
+        sock.sendall(greeting.claim(self._known, ends, said, mine, kind))
         nonces = mine + greeting.nonce_of(said)
         answer = within(sock, greeting.WELCOME.size, GREETING)
         greeting.check_welcome(self._known, ends, nonces, answer)
+        if kind == greeting.AGAIN:
+            self.told[other] = within(sock, 8 * self.told_by.get(other, 0), GREETING)
         return sock

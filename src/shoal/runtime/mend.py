@@ -8,17 +8,18 @@ place from the newest state that it kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.errors import LostError
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
 from shoal.runtime.crew import raw
-from shoal.runtime.fire import Replica
 from shoal.runtime.orders import Seat
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Left, Shares
@@ -28,24 +29,26 @@ WINDOW = 300.0  # seconds
 
 
 class Loss(NamedTuple):
-    """A worker that was lost, and replaced if it took so many seconds until another made a turn."""
+    """A worker that was lost, and after how many seconds another had made a turn, if one has."""
 
     worker: str
     why: str
-    lost: int  # turns that it had begun, and that never come
+    lost: int  # turns that it had begun, and that never come, as far as is known
     seconds: float | None = None
+    is_new: bool = True
 
     def __str__(self) -> str:
         some = f"{self.lost} {'turn' if self.lost == 1 else 'turns'} of its lost"
-        after = "" if self.seconds is None else f"; replaced after {self.seconds:.1f} s"
-        return f"{self.why}{after}; {some}"
+        after = "not back" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
+        return f"{self.why}; {after}; {some}"
 
 
 @dataclass(frozen=True)
 class Mending:
     """How lost workers are replaced: how often each within five minutes, and who hears of it.
 
-    `tell` hears of each loss, and again when another has made its first turn in that place.
+    `tell` hears of each loss when it is new, and again when another has made its first turn in
+    that place or the run is over.
     `fresh` begins anew what could not be kept.
     """
 
@@ -60,13 +63,9 @@ class _Gap:
 
     loss: Loss
     since: float
-    ticks: Mapping[Replica, int]
-    shares: Shares
+    left: Left
     fresh: Future[Shares] | None = None
     filled: bool = False
-
-
-At = Callable[..., Any]  # the number of a worker, and what its site is to do
 
 
 @dataclass
@@ -79,18 +78,25 @@ class Mender:
     board: Board
     start: Snapshot
     how: Mending = field(default_factory=Mending)
+    at: Callable[..., Any] = lambda number, does, *args: None  # what a worker's site is to do
+    each: Callable[..., Any] = lambda does: []
     _losses: dict[int, list[float]] = field(default_factory=dict)
     _gaps: dict[int, _Gap] = field(default_factory=dict)
+    _counted: dict[int, int] = field(default_factory=dict)  # turns that were told of as lost
     _pool: ThreadPoolExecutor | None = None
 
     def can(self, number: int) -> bool:
-        """Whether a worker is one that can be replaced, and shares memory with all it speaks to."""
-        fragments = {fragment for fragment, _ in self.seats[number]}
+        """Whether a worker is one that can be replaced; who it is connected with stays."""
+        fragments, free = {f for f, _ in self.seats[number]}, self.plan.replaceable
         own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
-        near = all(c.name in self.rings.rings for c in own)
-        return fragments <= self.plan.replaceable and near
+        far = [c for c in own if c.name not in self.rings.rings]
+        return fragments <= free and not any({c.writer, c.reader} <= free for c in far)
 
-    def takes_on(self, number: int, told: dict[str, Any], at: At) -> bool:
+    def loose(self) -> frozenset[int]:
+        """The workers that are to be replaced when they are lost."""
+        return frozenset(n for n in range(len(self.seats)) if self.how.restarts and self.can(n))
+
+    def takes_on(self, number: int, told: dict[str, Any]) -> bool:
         """Whether a worker that failed is replaced; if it fails again and again, it isn't."""
         if told["kind"] != "LostError" or not self.how.restarts or not self.can(number):
             return False
@@ -104,55 +110,64 @@ class Mender:
                 f"{told['what']}, after it was replaced {times}",
             )
             return False
-        left: Left = at(number, "clear_up", number, self.rings)
-        before = self._gaps.get(number)
-        since = before.since if before else now  # it may be lost again before it was back
-        gap = _Gap(Loss(told["worker"], told["what"], left.lost), since, left.ticks, left.shares)
+        self._settle(number)  # it may be lost again before it was back
+        left: Left = self.at(number, "clear_up", number, self.rings)
+        loss = Loss(told["worker"], told["what"], self._lost(number))
+        gap = _Gap(loss, now, left)
         self._gaps[number] = gap
-        self.how.tell(gap.loss)
+        self.how.tell(loss)
         if any(stage.host for stage in self.plan.graph.stages):
             self._pool = self._pool or ThreadPoolExecutor(1)
             gap.fresh = self._pool.submit(self._anew, gap, sum(map(len, self._losses.values())))
         return True
 
-    def go_on(self, back: Sequence[int], at: At) -> None:
+    def _lost(self, number: int) -> int:
+        """How many turns were lost with a worker, as far as is known: others hear of it later."""
+        teams = [self.board.teams.index(seat) for seat in self.seats[number]]
+        total = sum(lost[team] for lost in self.each("losses") for team in teams)
+        return total - self._counted.get(number, 0)
+
+    def _settle(self, number: int, seconds: float | None = None) -> None:
+        """Tell how a loss ended."""
+        if gap := self._gaps.pop(number, None):
+            lost = self._lost(number)
+            self._counted[number] = self._counted.get(number, 0) + lost
+            self.how.tell(gap.loss._replace(lost=lost, seconds=seconds, is_new=False))
+
+    def go_on(self, back: Sequence[int]) -> None:
         """Fill what gaps can be filled, and tell of those who are back at work."""
         for number, gap in list(self._gaps.items()):
             if not gap.filled and (gap.fresh is None or gap.fresh.done()):
-                shares = gap.shares | (gap.fresh.result() if gap.fresh else {})
-                at(number, "replace", number, shares, gap.ticks)
+                shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
+                self.at(number, "replace", number, shares, gap.left.ticks)
                 gap.filled = True
             if number in back:
-                del self._gaps[number]
-                seconds = time.monotonic() - gap.since
-                self.how.tell(gap.loss._replace(seconds=seconds))
+                self._settle(number, time.monotonic() - gap.since)
 
     def _anew(self, gap: _Gap, count: int) -> Shares:
         """What a lost worker's ends are to carry of what can't be kept; not the same each time."""
-        ends = {replica for replica, _ in gap.shares} | gap.ticks.keys()
-        given = {name: self._given(name, gap.shares) for name in self.plan.graph.inputs}
-        tick = max(gap.ticks.values(), default=self.start.tick) + count
+        given = {name: self._given(name) for name in self.plan.graph.inputs}
+        tick = max(gap.left.ticks.values(), default=self.start.tick) + count
         fresh = self.how.fresh(Snapshot(tick, given)).values
         return {
             (end, name): raw(fresh[name])[self.board.span(end, self.board.cells[name])]
-            for end in ends
+            for end in gap.left.ticks
             for name in self.board.posts[end].carried
             if name in fresh and fresh[name] is not given[name]
         }
 
-    def _given(self, name: str, shares: Shares) -> Any:
-        """A carried value of all environments, for its shape; of a lost worker's, what it kept."""
+    def _given(self, name: str) -> Any:
+        """A carried value of all environments: as it was at the start, or at least its shape."""
         if name in self.start.values:
             return self.start.values[name]
         cell = self.board.cells[name]
         return np.zeros(cell.rows(self.board.rows), cell.dtype)
 
-    def gaps(self) -> Iterator[str]:
-        """Workers that are lost, and whose place is yet to be taken."""
-        return (gap.loss.worker for gap in self._gaps.values())
-
     def close(self) -> None:
-        """Nobody is to be replaced any more."""
+        """Nobody is to be replaced any more; tell of those who were not back."""
+        with suppress(LostError):
+            for number in list(self._gaps):
+                self._settle(number)
         self.how = Mending()
         if self._pool is not None:
             self._pool.shutdown()

@@ -117,6 +117,7 @@ class Apart:
         self._rings = Rings.plan(near, room)
         self._layout = self._board(room)
         self._mender = Mender(self._plan, self._hiring.seats, self._rings, self._layout, start)
+        self._mender.at, self._mender.each = self._at, sites.each
         wanted = [
             Wanted(host, len(held), len(held) if self._far else 0, self._on_gpu(host))
             for host, held in zip(self._hosts, self._held, strict=True)
@@ -175,7 +176,8 @@ class Apart:
         at = {number: place for held, doors in zip(self._held, self._doors, strict=True)
               for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
         addresses = [at[number][0] for number in sorted(at)]
-        lines = make_lines(self._far, self._hiring.crowd, addresses)
+        loose = self._mender.loose()
+        lines = make_lines(self._far, self._hiring.crowd, addresses, loose)
         meetings = [at[number][1] for number in sorted(at)]
         hires = self._hiring.orders(self._rings, self._layout, lines, meetings)
         by_site = [[hires[number] for number in held] for held in self._held]
@@ -224,7 +226,7 @@ class Apart:
                 self._collector.show(*shown)
             for number, told in one.ended.items():
                 self._lose(number, told)
-            self._mender.go_on(one.back, self._at)
+            self._mender.go_on(one.back)
         if self._failure is not None or self._is_done():
             self._mender.close()
             self._sites.each("halt")
@@ -235,7 +237,7 @@ class Apart:
         fails = told["failed"] and self._failure is None
         if fails and self._is_done() and self._mender.can(number):
             fails = False  # nobody needs it any more
-        if fails and self._mender.takes_on(number, told, self._at):
+        if fails and self._mender.takes_on(number, told):
             return
         self._ended.add(number)
         if fails:

@@ -38,9 +38,8 @@ class News(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a lost worker leaves: how many turns it had under way, and the newest that it kept."""
+    """What a lost worker leaves: the newest that its ends kept, and before which tick of theirs."""
 
-    lost: int
     ticks: dict[Replica, int]
     shares: Shares
 
@@ -121,7 +120,9 @@ class Site:
         hire, _ = self._hires[number]
         stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
         ends = self._ends(hire)
-        lost = sum(take_back(stiles, *end) for end in ends)
+        for fragment, end in ends:
+            team = hire.ends[fragment][end]
+            self._board.did_lose(team, take_back(stiles, fragment, end))
         for team in range(len(self._layout.teams)):
             self._board.bell(team).ring()
         for seat in hire.seats:
@@ -134,7 +135,11 @@ class Site:
             if kept[SNAP][end] < 0:  # who wants a snapshot needn't wait for the next
                 mine = {name: x for (of, name), x in shares.items() if of == end}
                 self._board.write(SNAP, end, kept[newest[end]][end], mine)
-        return Left(lost, {end: kept[bank][end] for end, bank in newest.items()}, shares)
+        return Left({end: kept[bank][end] for end, bank in newest.items()}, shares)
+
+    def losses(self) -> list[int]:
+        """For each team, how many turns were lost with its workers, as far as is known here."""
+        return self._board.losses()
 
     def replace(self, number: int, given: Shares, ticks: Mapping[Replica, int]) -> None:
         """Start a worker in the place of one that is lost, from what its ends are to carry."""

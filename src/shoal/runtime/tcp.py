@@ -7,20 +7,19 @@ was put comes with the message, what was taken makes room for the next.
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal.planning.policy import Latest, Packed, Queue, takes_some
 from shoal.runtime import frames
-from shoal.runtime.channels import Bell, Message, Receive, Taken, Turnstile
-from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key, Terms
-from shoal.runtime.lines import Lines, View
+from shoal.runtime.admission import Asking, Granting
+from shoal.runtime.channels import Message, Receive, Taken, Turnstile
+from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key
+from shoal.runtime.lines import View
 from shoal.runtime.links import Link, Links
-from shoal.runtime.memory import Memory
 from shoal.runtime.packing import Parcel, Sent, raw, total
 from shoal.runtime.shm import ShmChannel, Target, key_data
 
@@ -39,7 +38,10 @@ class TcpChannel:
         self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
         self._ways = {w: list(self._ways_from(w)) for w in mine}
-        self._is_near = {w: bool(view.taking(w, me)) for w in mine}
+        # Who joins late is sent the newest again, so that is kept here too.
+        loose = self._is_news and any(w.link.loose for ways in self._ways.values() for w in ways)
+        self._is_near = {w: loose or bool(view.taking(w, me)) for w in mine}
+        self.lock = threading.Lock()  # held while a message moves, and while somebody joins late
         self._rooms: dict[int, list[_Room]] = {}
         self._admission = self._make_admission(mine)
 
@@ -48,15 +50,15 @@ class TcpChannel:
         for other in sorted({view.readers[r] for r in self._gate.readers.get(writer, ())}):
             if other != self._links.me:
                 parts = self._ring.rooms(writer, 0, view.taking(writer, other))
-                link, name = self._links.links[other], (view.number, writer)
-                yield _Way(link, name, parts, self._sheet.packing)
+                name = view.number, writer, other
+                yield _Way(self._links.links[other], name, parts, self._sheet.packing)
 
-    def _make_admission(self, mine: Sequence[int]) -> _Asking | _Granting | None:
+    def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
         if not (self._is_news and self._gate.admits):
             return None
         if mine:
-            return _Granting(self)
-        asking = _Asking(self)
+            return Granting(self)
+        asking = Asking(self)
         self.turnstile.admit = asking.may_begin
         return asking
 
@@ -71,6 +73,10 @@ class TcpChannel:
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Send a message to those workers that have a reader of it."""
+        with self.lock:
+            self._put(end, message, version)
+
+    def _put(self, end: int, message: Message, version: int) -> None:
         number = self.turnstile.counts.puts[end]
         for way in self._ways[end]:
             way.send(message, number, version)
@@ -81,7 +87,7 @@ class TcpChannel:
         if self._is_news:
             for other in self._view.beside(end) - {self._links.me}:
                 self.tell(other, Frame(COUNT, self._view.number, end, number))
-            if isinstance(self._admission, _Granting):
+            if isinstance(self._admission, Granting):
                 self._admission.grant()
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
@@ -92,8 +98,10 @@ class TcpChannel:
             seen[:] = turns
             return receive(message, turns)
 
-        taken = self._ring.take(end, tick, look)
-        if not self._is_news:
+        if self._is_news:
+            return self._ring.take(end, tick, receive)
+        with self.lock:
+            taken = self._ring.take(end, tick, look)
             self._tell_taken(end, seen)
         return taken
 
@@ -151,6 +159,59 @@ class TcpChannel:
                 assert self._admission is not None
                 self._admission.hear(frame)
 
+    # Who joins late, in the place of one that is gone.
+
+    def told(self, other: int) -> list[int]:
+        """What a worker that joins late is told of this channel."""
+        counts = self.turnstile.counts
+        kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "news": counts.puts}
+        if counts.ledger is not None:
+            kinds["begun"] = counts.ledger.begun
+        return [kinds[what][end] for what, end in self._view.told(self._links.me, other)]
+
+    def adopt(self, other: int, words: Iterator[int]) -> None:
+        """Go on where one that is gone had been, as another worker has told."""
+        counts = self.turnstile.counts
+        for what, end in self._view.told(other, self._links.me):
+            word = next(words)
+            match what:
+                case "puts":
+                    counts.puts[end] = word
+                case "takes":
+                    counts.takes[end] = word
+                case "news":
+                    counts.puts[end] = max(0, word - 1)  # the newest comes again
+                case _:
+                    assert counts.ledger is not None
+                    assert isinstance(self._admission, Asking)
+                    counts.ledger.begun[end] = word
+                    self._admission.go_on(end, word)
+
+    def send_newest(self, other: int) -> None:
+        """Send the newest again, to a worker that joins late."""
+        for writer, ways in self._ways.items() if self._is_news else ():
+            number = self.turnstile.counts.puts[writer] - 1
+            for way in ways if number >= 0 else ():
+                if way.worker == other:
+                    readers = self._view.taking(writer, other)
+                    rooms = self._ring.rooms(writer, number % self._ring.slots, readers)
+                    way.send_values([x for x, *_ in rooms], number, self._ring.version(writer))
+
+    def due(self, other: int) -> Iterator[tuple[Key, int]]:
+        """Of what another worker may send, the number of the next."""
+        counts = self.turnstile.counts
+        for (kind, channel, end), _ in self.bodies(other):
+            if kind in (ASK, GRANT):
+                assert counts.ledger is not None
+                yield (kind, channel, end), counts.ledger.begun[end]
+            elif kind in (DATA, TAKEN):
+                yield (kind, channel, end), (counts.puts if kind == DATA else counts.takes)[end]
+
+    def forget(self, other: int) -> None:
+        """Grant nothing that a worker that is gone had asked for."""
+        if isinstance(self._admission, Granting):
+            self._admission.forget({r for r, w in enumerate(self._view.readers) if w == other})
+
     def bodies(self, other: int) -> Iterator[tuple[Key, tuple[int, int]]]:
         """What another worker may send, and how long it is."""
         view, me = self._view, self._links.me
@@ -166,7 +227,7 @@ class TcpChannel:
                     end = writer if self._is_some else reader
                     yield (TAKEN, view.number, end), (0, 0)
         if self._admission is not None:
-            kind, asks = (ASK, other) if isinstance(self._admission, _Granting) else (GRANT, me)
+            kind, asks = (ASK, other) if isinstance(self._admission, Granting) else (GRANT, me)
             ends = [end for end, worker in enumerate(view.readers) if worker == asks]
             yield from (((kind, view.number, end), (0, 0)) for end in ends)
 
@@ -174,8 +235,11 @@ class TcpChannel:
 class _Way:
     """The way of one end's messages to one other worker."""
 
-    def __init__(self, link: Link, name: tuple[int, int], rooms: list[Target], how: Packed) -> None:
-        self._link, self._name = link, name
+    def __init__(
+        self, link: Link, name: tuple[int, int, int], rooms: list[Target], how: Packed
+    ) -> None:
+        self.link = link
+        self._channel, self._end, self.worker = name
         self._parts = [(name, is_key, rows) for _, name, is_key, rows in rooms]
         self._parcel = _parcel(rooms, how)
         self.sent = Sent()
@@ -187,8 +251,12 @@ class _Way:
             x = message[name]
             x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
             values.append(x if rows is None else x[rows])
+        self.send_values(values, number, version)
+
+    def send_values(self, values: list[np.ndarray], number: int, version: int) -> None:
+        """Send arrays that are already as they have to be."""
         views, length = self._parcel.pack(values)
-        self._link.send(Frame(DATA, *self._name, number, version, length), views)
+        self.link.send(Frame(DATA, self._channel, self._end, number, version, length), views)
         count, plain, packed = self.sent
         self.sent = Sent(count + 1, plain + self._parcel.plain, packed + length)
 
@@ -222,129 +290,3 @@ class _Room:
 
 def _parcel(rooms: list[Target], how: Packed) -> Parcel:
     return Parcel([(room.shape, room.dtype) for room, *_ in rooms], how)
-
-
-class _Asking:
-    """A free reader, which begins a turn only when the writer has noted it."""
-
-    def __init__(self, channel: TcpChannel) -> None:
-        self._channel = channel
-        count = len(channel.view.readers)
-        self._asked, self._granted, self._least = ([0] * count for _ in range(3))
-
-    def may_begin(self, end: int) -> bool:
-        """Whether a turn was granted, and what it is to be begun from has come; asks if not."""
-        channel, stile = self._channel, self._channel.turnstile
-        ledger = stile.counts.ledger
-        assert ledger is not None
-        begun = ledger.begun[end]
-        if self._granted[end] > begun:
-            return stile.newest(end) >= self._least[end]
-        if self._asked[end] == begun:
-            self._asked[end] += 1
-            source = stile.sheet.gate.sources[end][0]
-            asks = Frame(ASK, channel.view.number, end, begun)
-            channel.tell(channel.view.writers[source], asks)
-        return False
-
-    def hear(self, frame: Frame) -> None:
-        """A turn was granted, from a version."""
-        self._least[frame.end] = frame.stamp
-        self._granted[frame.end] += 1
-        stile = self._channel.turnstile
-        for source in stile.sheet.gate.sources[frame.end]:
-            for bell in stile.readers[source] if stile.readers else ():
-                bell.ring()
-
-
-class _Granting:
-    """The writer that free readers elsewhere take news from: it keeps the ledger for them."""
-
-    def __init__(self, channel: TcpChannel) -> None:
-        self._channel = channel
-        self._asks: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def hear(self, frame: Frame) -> None:
-        """A reader wants to begin its next turn."""
-        with self._lock:
-            self._asks[frame.end] = frame.number
-        self.grant()
-
-    def grant(self) -> None:
-        """Let those begin that may."""
-        channel, stile = self._channel, self._channel.turnstile
-        granted: list[tuple[int, Frame]] = []
-        with self._lock:
-            for end, number in list(self._asks.items()):
-                if stile.may_take(end, 0):
-                    del self._asks[end]
-                    version = stile.begin(end)
-                    frame = Frame(GRANT, channel.view.number, end, number, version)
-                    granted.append((channel.view.readers[end], frame))
-        for worker, frame in granted:
-            channel.tell(worker, frame)
-
-
-class _Ears:
-    """Hands what comes to the channel it is for."""
-
-    def __init__(self, channels: Sequence[TcpChannel]) -> None:
-        self._channels = channels
-
-    def room(self, frame: Frame) -> list[Any]:
-        """Buffers for a frame's body."""
-        return self._channels[frame.channel].room(frame)
-
-    def arrived(self, frame: Frame) -> None:
-        """A frame has come whole."""
-        self._channels[frame.channel].arrived(frame)
-
-
-def join_lines(
-    lines: Lines,
-    me: int,
-    listener: socket.socket,
-    check: Callable[[], None],
-    bells: Mapping[str, Sequence[Bell]],
-) -> tuple[Links, dict[str, TcpChannel]]:
-    """Connect worker `me` with the others, and open its channels: all that a worker has to do.
-
-    Others reach it at `listener`, whose address `lines` has. `check` raises if all is to stop.
-    `bells` are those of every end, by fragment; of ends elsewhere they are silent.
-    """
-    links = Links(me, lines.names, lines.known, check)
-    links.join(listener, lines.others(me), lines.addresses)
-
-    def wake() -> None:
-        for one in {id(bell): bell for of in bells.values() for bell in of}.values():
-            one.ring()
-
-    channels = open_lines(lines, links, wake)
-    for channel in channels.values():
-        gate = channel.turnstile.sheet.gate
-        channel.turnstile.hear(bells[gate.reader], bells[gate.writer])
-    return links, channels
-
-
-def open_lines(
-    lines: Lines,
-    links: Links,
-    wake: Callable[[], None] = lambda: None,
-    memory: Memory | None = None,
-) -> dict[str, TcpChannel]:
-    """The channels between hosts, as this worker sees them; its links stand already.
-
-    `wake` is called when a connection is gone; `memory` is where messages are to lie.
-    """
-    rings = lines.rings.open(memory or Memory.make(lines.size))
-    every = [
-        TcpChannel(ring, view, links)
-        for ring, view in zip(rings.values(), lines.views(), strict=True)
-    ]
-    terms = {
-        other: Terms.of({k: b for channel in every for k, b in channel.bodies(other)})
-        for other in links.links
-    }
-    links.read(terms, _Ears(every), wake)
-    return dict(zip(rings, every, strict=True))

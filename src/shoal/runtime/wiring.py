@@ -61,7 +61,9 @@ def _check_ledger(free: Sheets, crowd: Crowd) -> None:
         )
 
 
-def make_lines(far: Sheets, crowd: Crowd, addresses: Sequence[Address]) -> Lines | None:
+def make_lines(
+    far: Sheets, crowd: Crowd, addresses: Sequence[Address], loose: frozenset[int]
+) -> Lines | None:
     """The channels between hosts, with a token of their own; None if there are none."""
     if not far:
         return None
@@ -69,4 +71,5 @@ def make_lines(far: Sheets, crowd: Crowd, addresses: Sequence[Address]) -> Lines
         check_packing(sheet.packing)
     room = Room()
     rings = Rings.plan(far, room)
-    return Lines(rings, room.size, crowd.ends, crowd.names, tuple(addresses), os.urandom(TOKEN))
+    token, at = os.urandom(TOKEN), tuple(addresses)
+    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose)

@@ -1,0 +1,114 @@
+"""How a worker joins the others: its connections, its channels, and who comes and goes later."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from shoal.planning.policy import takes_some
+from shoal.runtime.channels import Bell, take_back
+from shoal.runtime.frames import Frame, Key, Terms
+from shoal.runtime.lines import Lines
+from shoal.runtime.links import Links
+from shoal.runtime.memory import Memory
+from shoal.runtime.tcp import TcpChannel
+
+Lose = Callable[[int, int], None]
+
+
+class _Ears:
+    """Hands what comes to the channel it is for, and lets others come and go."""
+
+    def __init__(self, channels: Sequence[TcpChannel], lose: Lose) -> None:
+        self._channels, self._lose = channels, lose
+
+    def room(self, frame: Frame) -> list[Any]:
+        """Buffers for a frame's body."""
+        return self._channels[frame.channel].room(frame)
+
+    def arrived(self, frame: Frame) -> None:
+        """A frame has come whole."""
+        self._channels[frame.channel].arrived(frame)
+
+    def gone(self, other: int) -> None:
+        """A worker that can be done without is gone: take back what it had under way."""
+        for channel in self._channels:
+            channel.forget(other)
+        gates = [(c.turnstile.sheet.gate, c.view) for c in self._channels]
+        queues = [(gate, view) for gate, view in gates if takes_some(gate.flow)]
+        ends = {(g.writer, w) for g, v in queues for w, at in enumerate(v.writers) if at == other}
+        stiles = [channel.turnstile for channel in self._channels]
+        self._lose(other, sum(take_back(stiles, *end) for end in ends))
+
+    def again(self, other: int, let_in: Callable[[bytes], None]) -> dict[Key, int]:
+        """Let another take the place of one that is gone; what is due from it."""
+        with ExitStack() as still:
+            for channel in self._channels:
+                still.enter_context(channel.lock)
+            words = [word for channel in self._channels for word in channel.told(other)]
+            let_in(struct.pack(f"<{len(words)}Q", *words))
+            for channel in self._channels:
+                channel.send_newest(other)
+            return {key: n for channel in self._channels for key, n in channel.due(other)}
+
+
+def join_lines(
+    lines: Lines,
+    me: int,
+    listener: socket.socket | None,
+    board: tuple[Callable[[], None], Lose],
+    bells: Mapping[str, Sequence[Bell]],
+) -> tuple[Links, dict[str, TcpChannel]]:
+    """Connect worker `me` with the others, and open its channels: all that a worker has to do.
+
+    Others reach it at `listener`, whose address `lines` has; without one it takes the place of a
+    worker that is gone, and reaches them. `board` has what raises if all is to stop, and what hears
+    of turns that were lost with another worker. `bells` are those of every end, by fragment; of
+    ends elsewhere they are silent.
+    """
+    check, lose = board
+    links = Links(me, lines.names, lines.known, check)
+    links.told_by = lines.told(me)
+    links.join(listener, lines.others(me), lines.addresses)
+
+    def wake() -> None:
+        for one in {id(bell): bell for of in bells.values() for bell in of}.values():
+            one.ring()
+
+    channels = open_lines(lines, links, wake, lose=lose)
+    for channel in channels.values():
+        gate = channel.turnstile.sheet.gate
+        channel.turnstile.hear(bells[gate.reader], bells[gate.writer])
+    return links, channels
+
+
+def open_lines(
+    lines: Lines,
+    links: Links,
+    wake: Callable[[], None] = lambda: None,
+    memory: Memory | None = None,
+    lose: Lose = lambda other, turns: None,
+) -> dict[str, TcpChannel]:
+    """The channels between hosts, as this worker sees them; its links stand already.
+
+    `wake` is called when a connection is gone; `memory` is where messages are to lie.
+    """
+    rings = lines.rings.open(memory or Memory.make(lines.size))
+    every = [
+        TcpChannel(ring, view, links)
+        for ring, view in zip(rings.values(), lines.views(), strict=True)
+    ]
+    for other, told in links.told.items():
+        words = iter(struct.unpack(f"<{len(told) // 8}Q", told))
+        for channel in every:
+            channel.adopt(other, words)
+    terms = {
+        other: Terms.of({k: b for channel in every for k, b in channel.bodies(other)})
+        for other in links.links
+    }
+    due = {o: {k: n for c in every for k, n in c.due(o)} for o in links.told}
+    links.read(terms, _Ears(every, lose), wake, due)
+    return dict(zip(rings, every, strict=True))
