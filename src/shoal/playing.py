@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.algorithms.evaluated import Evaluated
 from shoal.checkpoints import Saved, read, read_best, read_newest, restored
-from shoal.envs.spaces import leaves
+from shoal.envs.spaces import Groups, leaves
 from shoal.errors import CheckpointError, SettingError
 from shoal.resuming import Again, made_job, read_run
 from shoal.tracing.trace import Origin
@@ -105,7 +105,9 @@ class Agent:
 
     def _rows(self, obs: Any) -> tuple[Any, bool]:
         """Observations with an axis that counts them, and whether they came with it."""
-        known = leaves(self.env.observation_space)
+        space = self.env.observation_space
+        each = [of for _, of in space.spaces] if isinstance(space, Groups) else [space]
+        known = [box for of in each for box in leaves(of)]
         axes = len(known[0].shape) + bool(self.env.agents)
         given = [np.asarray(x) for x in jax.tree.leaves(obs)]
         spare = given[0].ndim - axes if len(given) == len(known) else -1
@@ -114,7 +116,7 @@ class Agent:
         if spare not in (0, 1) or not fits:
             shapes = " and ".join(str(list(x.shape)) for x in given)
             raise SettingError(
-                f"an observation of {self.env.name} is {self.env.observation_space}, not {shapes}",
+                f"an observation of {self.env.name} is {space}, not {shapes}",
                 "Give one, or many along a first axis.",
             )
         rows = [np.asarray(x, k.dtype) for x, k in zip(given, known, strict=True)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from shoal.algorithms.evaluated import Evaluated
 from shoal.checkpoints import Saved, forget, read_newest, restored, ticks_in
 from shoal.errors import SettingError
 from shoal.planning.cluster import Cluster
@@ -90,6 +92,9 @@ def read_run(folder: Path) -> dict[str, Any]:
 def made_job(folder: Path, told: dict[str, Any], how: Again) -> Job:
     """The job of a run, made again from what its folder says."""
     algorithm = how.get("algorithm") or _made(folder, told, "algorithm")
+    if told["algorithm"].get("name") == Evaluated.__name__ and not isinstance(algorithm, Evaluated):
+        # Whoever gives the algorithm again need not say how it was evaluated.
+        algorithm = replace(_made(folder, told, "algorithm"), algorithm=algorithm)
     env = how.get("env") or _made(folder, told, "env")
     job = Job(algorithm, env, told["envs"], how.get("ticks") or told["ticks"])
     own = type(algorithm).__name__

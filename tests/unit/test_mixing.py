@@ -147,6 +147,29 @@ class TestTargets:
         np.testing.assert_allclose(parts["value"], total.mean(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("table", [(), (("dog*", "shepherd"), ("*", "prey"))])
+def test_playing_is_acting_without_chance(table):
+    small = {"steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
+    algorithm, env = QMIX(**small, policies=table, epsilon=(0.0, 0.0)), herd()
+    state = jax.jit(lambda: algorithm.init(jax.random.PRNGKey(3), env, 2))()
+    _, kept, _ = jax.jit(lambda s: algorithm.collect(env, s.learner, s[1:5]))(state)
+    play, routes = jax.jit(partial(algorithm.play, env, state)), route(env, table)
+    for row in range(2):
+        memory = None
+        for at in range(4):
+            obs, taken, over = jax.tree.map(
+                lambda x, at=(row, at): x[at], (kept.obs, kept.action, kept.ended)
+            )
+            action, memory = play(obs, memory)
+            wanted = routes.join(taken, 0)
+            assert {name: x.tolist() for name, x in action.items()} == {
+                name: x.tolist() for name, x in wanted.items()
+            }
+            for name, of in action.items():
+                assert np.take_along_axis(obs[name]["mask"], of[:, None], 1).all()
+            memory = None if over else memory
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [

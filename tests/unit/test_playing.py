@@ -1,5 +1,6 @@
 """What a run has learnt acts, loaded in one line."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,3 +49,23 @@ def test_what_can_not_act_is_told(run, tmp_path):
     check_told(SettingError, lambda: shoal.load(run, "worst"), "newest, best")
     (tmp_path / "run.json").write_text((run / "run.json").read_text())
     check_told(CheckpointError, lambda: shoal.load(tmp_path), "no checkpoint yet")
+
+
+@pytest.mark.slow
+def test_a_team_that_remembers_acts_and_is_evaluated(tmp_path):
+    from laws.herd import herd
+    from shoal.algorithms import VDN
+
+    small = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 1, "capacity": 3}
+    world = herd()
+    how = {"envs": 2, "ticks": 1, "folder": tmp_path, "evaluate": 1}
+    done = shoal.train(VDN(**small, memory_width=4), world, **how)
+    assert done.summary["evaluation"]["length_mean"] <= 5
+    agent = shoal.load(done.folder, algorithm=VDN(**small, memory_width=4), env=world)
+    _, obs = jax.jit(world.reset)(jax.random.split(jax.random.key(0), 3))
+    actions, memory = agent.play(obs)
+    assert {name: x.shape for name, x in actions.items()} == {"dog": (3, 2), "sheep": (3, 1)}
+    one = jax.tree.map(lambda x: x[0], obs)
+    assert (agent.act(one)["dog"] == actions["dog"][0]).all()
+    assert jax.tree.leaves(memory)[0].shape[0] == 3
+    check_told(SettingError, lambda: agent.act(one["dog"]), "an observation of herd is")

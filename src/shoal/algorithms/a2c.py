@@ -5,6 +5,7 @@ distribution policy `central` with a `max_lag`, each is applied as it comes (A3C
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,17 +13,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
 from shoal.rl import actor_critic, losses
 from shoal.rl.actor_critic import ActorCritic, init_actor_critic
-from shoal.rl.memory import forget, start
+from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_rmsprop
 from shoal.rl.policy import policy
 from shoal.rl.returns import gae
-from shoal.rl.rollout import Rollout, ends
+from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -85,22 +86,10 @@ class A2C:
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-
-        def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs, memory = carry
-            keys, memory, action = self.act(
-                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
-            )
-            env_states, step = env.step(env_states, action)
-            rows = keys, env_states, step.obs, forget(memory, ends(step))
-            return rows, (obs, action, step._replace(obs=()))
-
-        rows = (state.keys, state.env_states, state.obs, state.memory)
-        rows, (seen, action, steps) = lax.scan(collect, rows, length=self.steps)
-        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
-        rollout = Rollout(seen, action, (), *led_to, rows[2], state.memory)
+        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
+        act = partial(self.act, **shared)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
         learner, loss_parts = self.learn(learner, rollout)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), loss_parts | totals
 
     @stage(per="env")
@@ -153,10 +142,7 @@ class A2C:
             "value_loss": losses.squared_error(seen.value, target_t),
             "entropy": now.entropy(),
         }
-        parts = {name: jnp.mean(part) for name, part in parts.items()}
-        loss = parts["policy_loss"] + self.value_weight * parts["value_loss"]
-        loss -= self.entropy_weight * parts["entropy"]
-        return loss, {"loss": loss, **parts}
+        return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
     def advantage(self, rollout: Rollout, value: jax.Array, next_value: jax.Array) -> jax.Array:
         """How much better each action was than expected."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from shoal.envs import (
     Discrete,
@@ -17,7 +16,8 @@ from shoal.envs import (
     episode_totals,
     key_rows,
 )
-from shoal.rl import q_network, replay
+from shoal.rl import learning, q_network, replay
+from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
 from shoal.rl.q_values import Form, best_or_any, chosen, make_form, mean_return, td_loss
@@ -26,24 +26,16 @@ from shoal.rl.transitions import (
     Seen,
     Told,
     Transition,
+    example,
     importance,
     nothing_told,
     read_transitions,
+    tell,
 )
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick; nothing of it has a row an environment."""
-
-    params: QNetwork
-    target: QNetwork
-    opt_state: optax.OptState
-    ticks: jax.Array
-    updates: jax.Array
 
 
 class State(NamedTuple):
@@ -105,13 +97,12 @@ class DQN:
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         shape = Shape(self.hidden, self.torso, count_actions(env), self.form.atoms, self.dueling)
         params: Any = init_q_network(net_key, env.observation_space, shape)
-        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
         seen = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
         seen = jax.ShapeDtypeStruct(seen.shape, self.keep_as or seen.dtype)
-        kept = Seen(seen, jnp.int32(0), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
-        memory = replay.init_replay(kept, self.capacity, self.priority_exponent)
-        memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), memory)
+        kept = example(seen, jnp.int32(0))
+        memory = init_rings(kept, self.capacity, envs, self.priority_exponent)
         told = nothing_told((envs, self.updates, self.windows))
         shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
         rows = key_rows(act_key, envs), env_states, obs, shyness, key_rows(replay_key, envs)
@@ -132,14 +123,12 @@ class DQN:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
-        seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
+        rows, seen, totals = learning.collected(collect, start, self.steps)
         if self.priority_exponent:
             memory = memory._replace(priorities=self.replay_update(memory, state.told))
         memory = self.replay_add(memory, seen)
         replay_keys, drawn = self.replay_sample(state.replay_keys, memory)
         learner, told, parts = self.learn(learner, drawn)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
         return State(learner, *rows, state.shyness, replay_keys, memory, told), parts | totals
 
     @stage(per="env")
@@ -171,11 +160,10 @@ class DQN:
     def replay_sample(self, key: jax.Array, memory: replay.Replay) -> tuple[jax.Array, Drawn]:
         """The next key, and windows for all updates, each as one transition over `n_step` steps."""
         key, draw_key = jax.random.split(key)
-        shape = self.updates, self.windows
-        first, ratio = replay.choose(draw_key, memory, shape[0] * shape[1], self.n_step)
+        count = self.updates * self.windows
+        first, ratio = replay.choose(draw_key, memory, count, self.n_step)
         batch = read_transitions(memory.ring, first, self.n_step, self.discount)
-        drawn = Drawn(batch, first, ratio)
-        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        return key, for_updates(Drawn(batch, first, ratio), self.updates, self.windows)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Any, Metrics]:
@@ -192,11 +180,9 @@ class DQN:
             target = optax.incremental_update(params, target, rate)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
-        given = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (drawn.batch, weight))
-        (nets, count), (parts, surprise) = lax.scan(update, (learner[:3], learner.updates), given)
-        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
-        priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** self.priority_exponent
-        told = Told(jnp.where(ready, drawn.first, -1), jnp.where(ready, priority, 1))
+        begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
+        (nets, count), parts, surprise = learning.update_often(update, begun, given, ready)
+        told = tell(drawn.first, surprise, self.priority_exponent, ready)
         return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
 
     @stage
@@ -221,9 +207,7 @@ class DQN:
     @stage
     def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
         """The parameters and the optimiser's state after one update, if it is time to learn."""
-        updates, after = self.optimiser.update(grads, opt_state)
-        new = optax.apply_updates(params, updates), after
-        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+        return learning.moved(self.optimiser, params, opt_state, grads, ready)
 
     def atoms_of(self, params: QNetwork, shown: jax.Array) -> jax.Array:
         """What the network says of every action: [..., actions, atoms]."""

@@ -5,6 +5,7 @@ wait for the learner. Where nothing lags, it is A2C.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,17 +13,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
 from shoal.rl import actor_critic, losses
 from shoal.rl.actor_critic import ActorCritic, init_actor_critic
-from shoal.rl.memory import forget, start
+from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.policy import policy
 from shoal.rl.returns import traces, vtrace
-from shoal.rl.rollout import Rollout, ends
+from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -87,22 +88,10 @@ class IMPALA:
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-
-        def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs, memory = carry
-            keys, memory, action, log_prob = self.act(
-                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
-            )
-            env_states, step = env.step(env_states, action)
-            rows = keys, env_states, step.obs, forget(memory, ends(step))
-            return rows, (obs, action, log_prob, step._replace(obs=()))
-
-        rows = (state.keys, state.env_states, state.obs, state.memory)
-        rows, (seen, action, log_prob, steps) = lax.scan(collect, rows, length=self.steps)
-        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
-        rollout = Rollout(seen, action, log_prob, *led_to, rows[2], state.memory)
+        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
+        act = partial(self.act, **shared)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
         learner, loss_parts = self.learn(learner, rollout)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), loss_parts | totals
 
     @stage(per="env")
@@ -161,10 +150,7 @@ class IMPALA:
             "entropy": now.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio_t),
         }
-        parts = {name: jnp.mean(part) for name, part in parts.items()}
-        loss = parts["policy_loss"] + self.value_weight * parts["value_loss"]
-        loss -= self.entropy_weight * parts["entropy"]
-        return loss, {"loss": loss, **parts}
+        return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
     def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
         """Observations as the networks see them: flat and normalised if so set, or an image."""

@@ -22,14 +22,14 @@ from shoal.envs import (
     key_rows,
 )
 from shoal.envs.spaces import ACTIONS
-from shoal.errors import SettingError, UnknownNameError
+from shoal.errors import UnknownNameError
 from shoal.rl import losses, teams
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
 from shoal.rl.normalise import spread, standardise
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.returns import gae
-from shoal.rl.rollout import Rollout, as_samples, begins, cut, ends
+from shoal.rl.rollout import Rollout, as_samples, begins, check_pieces, cut, ends, in_epochs
 from shoal.rl.routing import Table, route
 from shoal.rl.teams import Member, Shown, look
 from shoal.tracing.stage import mean, stage
@@ -103,12 +103,7 @@ class MAPPO:
     def __post_init__(self) -> None:
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
-        if self.steps % (self.minibatches * (self.length or 1)):
-            raise SettingError(
-                f"{self.steps} steps can't be divided into {self.minibatches} minibatches"
-                + (f" of sequences of {self.length}" if self.length else ""),
-                "Make `steps` a multiple of `minibatches`, and of `sequence` times that.",
-            )
+        check_pieces(type(self).__name__, self.steps, self.minibatches, self.length)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -183,16 +178,11 @@ class MAPPO:
             grads, parts = self.grad(carry[0], some, scale)
             return self.apply(*carry, mean(grads)), parts
 
-        def epoch(carry: tuple, key: jax.Array) -> tuple:
-            pieces = jax.random.permutation(key, self.steps // (self.length or 1))
-            return lax.scan(update, carry, pieces.reshape(self.minibatches, -1))
-
-        keys = jax.random.split(learner.key, self.epochs + 1)
-        (params, opt_state), parts = lax.scan(epoch, learner[:2], keys[1:])
-        parts = jax.tree.map(jnp.mean, parts)
+        pieces = self.minibatches, self.steps // (self.length or 1) // self.minibatches
+        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.epochs, pieces)
         for name, of in rollouts.items():
             parts[name]["reward"] = jnp.mean(of.reward)
-        return Learner(params, opt_state, keys[0]), mean(parts)
+        return Learner(*nets, key), mean(parts)
 
     def judge(self, params: Member, rollout: Rollout) -> Batch:
         """How much better each action was than expected."""
@@ -229,8 +219,8 @@ class MAPPO:
     def loss(self, params: Member, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         now, value = teams.reconsider(params, batch.shown, batch.memory, batch.fresh)
-        weights = self.clip, self.value_clip, self.value_weight, self.entropy_weight
-        return losses.ppo(now, value, batch, losses.Weights(*weights))
+        parts = losses.ppo(now, value, batch, self.clip, self.value_clip)
+        return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
     @property
     def central(self) -> bool:

@@ -4,27 +4,35 @@ With memory it is recurrent: rollouts are cut into sequences, each from what was
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
-from shoal.errors import SettingError
 from shoal.rl import actor_critic, losses
 from shoal.rl.actor_critic import ActorCritic, chances_and_value, init_actor_critic
 from shoal.rl.blocks import grad_in_blocks
-from shoal.rl.memory import forget, start
+from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.policy import policy
 from shoal.rl.returns import gae, past_return
-from shoal.rl.rollout import Rollout, as_samples, begins, cut, ends
+from shoal.rl.rollout import (
+    Rollout,
+    as_samples,
+    begins,
+    check_pieces,
+    cut,
+    ends,
+    in_epochs,
+    roll_out,
+)
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -97,12 +105,7 @@ class PPO:
     decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
 
     def __post_init__(self) -> None:
-        if self.steps % (self.minibatches * (self.length or 1)):
-            each = f" of sequences of {self.length}" if self.length else ""
-            raise SettingError(
-                f"PPO can't divide {self.steps} steps into {self.minibatches} minibatches{each}",
-                "Make `steps` a multiple of `minibatches`, and of `sequence` times that.",
-            )
+        check_pieces("PPO", self.steps, self.minibatches, self.length)
 
     @property
     def length(self) -> int:
@@ -126,25 +129,14 @@ class PPO:
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-
-        def collect(carry: tuple, _: None) -> tuple:
-            keys, env_states, obs, memory = carry
-            keys, memory, action, log_prob = self.act(
-                keys, obs, memory, params=learner.params.acting, obs_moments=learner.obs_moments
-            )
-            env_states, step = env.step(env_states, action)
-            rows = keys, env_states, step.obs, forget(memory, ends(step))
-            return rows, (obs, action, log_prob, step._replace(obs=()))
-
-        rows = (state.keys, state.env_states, state.obs, state.memory)
-        rows, (seen, action, log_prob, steps) = lax.scan(collect, rows, length=self.steps)
-        kept, past = state.kept, ()
+        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
+        act = partial(self.act, **shared)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        kept = state.kept
         if self.normalise_rewards:
-            kept, past = past_return(steps.reward, self.discount * ~ends(steps), state.kept)
-        led_to = (steps.reward, steps.terminated, steps.truncated, steps.last_obs)
-        rollout = Rollout(seen, action, log_prob, *led_to, rows[2], state.memory, past)
+            kept, past = past_return(rollout.reward, self.discount * ~ends(rollout), kept)
+            rollout = rollout._replace(past=past)
         learner, loss_parts = self.learn(learner, rollout)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows, kept), loss_parts | totals
 
     @stage(per="env")
@@ -178,14 +170,9 @@ class PPO:
             grads, parts = self.grad(params, some, spreads[times])
             return self.apply(params, opt_state, mean(grads)), parts
 
-        def epoch(carry: tuple, key: jax.Array) -> tuple:
-            pieces = jax.random.permutation(key, self.steps // (self.length or 1))
-            return lax.scan(update, carry, pieces.reshape(self.minibatches, -1))
-
-        keys = jax.random.split(learner.key, self.epochs + 1)
-        (params, opt_state), parts = lax.scan(epoch, (learner.params, learner.opt_state), keys[1:])
-        learner = Learner(params, opt_state, keys[0], obs_moments, return_moments)
-        return learner, mean(jax.tree.map(jnp.mean, parts))
+        pieces = self.minibatches, self.steps // (self.length or 1) // self.minibatches
+        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.epochs, pieces)
+        return Learner(*nets, key, obs_moments, return_moments), mean(parts)
 
     def judge(self, learner: Learner, rollout: Rollout) -> Batch:
         """How much better each action was than expected."""
@@ -222,20 +209,10 @@ class PPO:
     def loss(self, params: ActorCritic, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         now, value = chances_and_value(params, batch.features, batch.memory, batch.fresh)
-        log_ratio = now.log_prob(batch.action) - batch.log_prob
-        value_loss = losses.value_loss(value, batch.value, batch.target, self.value_clip)
-        policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, self.clip)
-        parts = {
-            "policy_loss": policy_loss * batch.weight if self.decoupled else policy_loss,
-            "value_loss": value_loss,
-            "entropy": now.entropy(),
-            "approx_kl": losses.approximate_kl(log_ratio),
-            "clip_fraction": losses.clipped(log_ratio, self.clip),
-        }
-        parts = {name: jnp.mean(part) for name, part in parts.items()}
-        loss = parts["policy_loss"] + self.value_weight * parts["value_loss"]
-        loss -= self.entropy_weight * parts["entropy"]
-        return loss, {"loss": loss, **parts}
+        parts = losses.ppo(now, value, batch, self.clip, self.value_clip)
+        if self.decoupled:
+            parts["policy_loss"] *= batch.weight
+        return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
     def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
         """Observations as the networks see them: flat and normalised if so set, or an image."""

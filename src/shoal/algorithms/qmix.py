@@ -24,7 +24,8 @@ from shoal.envs import (
 )
 from shoal.envs.environment import ended, mean_of_agents
 from shoal.errors import UnknownNameError
-from shoal.rl import mixing, replay
+from shoal.rl import learning, mixing, replay
+from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.losses import squared_error
 from shoal.rl.memory import forget, start
 from shoal.rl.mixing import Networks
@@ -37,16 +38,6 @@ from shoal.tracing.stage import mean, stage
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
 MIXERS = ("monotonic", "sum")
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick; nothing of it has a row an environment."""
-
-    params: Networks
-    target: Networks
-    opt_state: optax.OptState
-    ticks: jax.Array
-    updates: jax.Array
 
 
 class State(NamedTuple):
@@ -120,14 +111,13 @@ class QMIX:
         mixer = (self.mixer_width, self.mixer_hidden) if self.mixer == "monotonic" else ()
         sizes = (self.memory, self.memory_width), mixer
         params: Any = mixing.init_networks(net_key, routes, *sizes)
-        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        learner = init_learner(params, self.optimiser.init(params))
         each = {p.name: (envs, len(p.agents)) for p in routes.policies}
         memory = {name: start(params.choosers[name].memory, rows) for name, rows in each.items()}
         rows: Any = (key_rows(act_key, envs), *env.reset(key_rows(env_key, envs)), memory)
         kept = jax.eval_shape(lambda: self.collect(env, learner, rows)[1])
         kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)
-        ring = replay.init_ring(kept, self.capacity)
-        ring = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+        ring = init_rings(kept, self.capacity, envs).ring
         return State(learner, *rows, replay_keys=key_rows(replay_key, envs), ring=ring)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -158,9 +148,7 @@ class QMIX:
             kept = (obs, action, reward, terminated, over, step.last_obs)
             return (keys, env_states, step.obs, forget(memory, over)), (kept, episode_totals(step))
 
-        after, (kept, totals) = lax.scan(move, rows, length=self.steps)
-        kept = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+        after, kept, totals = learning.collected(move, rows, self.steps)
         return after, Sequence(*kept, memory=rows[3]), totals
 
     @stage(per="env")
@@ -175,6 +163,12 @@ class QMIX:
             action[name] = mixing.explore(own_key, worth, shown[name].mask, epsilon)
         return key, memory, action
 
+    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """Every agent's best action in one environment, and what is remembered then."""
+        routes = route(env, self.policies)
+        shown = look(routes, obs, 0, central=False)
+        return mixing.play(state.learner.params.choosers, routes, shown, memory)
+
     @stage(per="env")
     def replay_add(self, ring: replay.Ring, kept: Sequence) -> replay.Ring:
         """Replay with one tick's sequence of its environment."""
@@ -184,9 +178,9 @@ class QMIX:
     def replay_sample(self, key: jax.Array, ring: replay.Ring) -> tuple[jax.Array, Sequence]:
         """The next key, and sequences for all updates."""
         key, draw_key = jax.random.split(key)
-        shape = self.updates, self.windows
-        drawn = replay.sample(draw_key, ring, shape[0] * shape[1], 1)
-        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), drawn)
+        drawn = replay.sample(draw_key, ring, self.updates * self.windows, 1)
+        drawn = jax.tree.map(lambda x: jnp.squeeze(x, 1), drawn)
+        return key, for_updates(drawn, self.updates, self.windows)
 
     @stage
     def learn(self, learner: Learner, batch: Sequence) -> tuple[Learner, Metrics]:
@@ -199,11 +193,10 @@ class QMIX:
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
             moves = ready & ((count + 1) % self.target_every == 0)
             target = optax.incremental_update(params, target, moves * self.target_rate)
-            return ((params, target, opt_state), count + ready), parts
+            return ((params, target, opt_state), count + ready), (parts, ())
 
-        some = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch)
-        (nets, count), parts = lax.scan(update, (learner[:3], learner.updates), some)
-        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
+        begun = learner[:3], learner.updates
+        (nets, count), parts, _ = learning.update_often(update, begun, batch, ready)
         return Learner(*nets, learner.ticks + 1, count), mean(parts)
 
     @stage
@@ -234,9 +227,7 @@ class QMIX:
     @stage
     def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
         """The parameters and the optimiser's state after one update, if it is time to learn."""
-        updates, after = self.optimiser.update(grads, opt_state)
-        new = optax.apply_updates(params, updates), after
-        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+        return learning.moved(self.optimiser, params, opt_state, grads, ready)
 
     @property
     def updates(self) -> int:

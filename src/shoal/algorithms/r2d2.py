@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.algorithms.dqn import Env, Learner, Metrics
+from shoal.algorithms.dqn import Env, Metrics
 from shoal.envs import Discrete, EnvState, HostState, episode_totals, key_rows
 from shoal.errors import SettingError
-from shoal.rl import q_network, replay
+from shoal.rl import learning, q_network, replay
+from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.memory import forget, start
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
 from shoal.rl.q_values import best_or_any, mixed, pick, rescale, unscale
 from shoal.rl.returns import n_step_returns
-from shoal.rl.transitions import Drawn, Seen, Told, importance, nothing_told
+from shoal.rl.transitions import Drawn, Seen, Told, example, importance, nothing_told, tell
 from shoal.tracing.stage import mean, stage
 
 
@@ -99,14 +100,14 @@ class R2D2:
         shape = Shape(self.hidden, self.torso, count_actions(env), dueling=True)
         shape = shape._replace(memory=(self.memory, self.memory_width))
         params: Any = init_q_network(net_key, env.observation_space, shape)
-        learner = Learner(params, params, self.optimiser.init(params), jnp.int32(0), jnp.int32(0))
+        learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
         shown = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
-        kept = Seen(shown, jnp.int32(0), jnp.float32(0), jnp.bool(0), jnp.bool(0), shown)
+        kept = example(shown, jnp.int32(0))
         kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.steps, *x.shape), x.dtype), kept)
         kept = Chunk(kept, start(params.memory))
-        chunks = replay.init_replay(kept, self.capacity // self.steps, self.priority_exponent)
-        chunks = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), chunks)
+        capacity = self.capacity // self.steps
+        chunks = init_rings(kept, capacity, envs, self.priority_exponent)
         told = nothing_told((envs, self.updates, self.windows))
         shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
         rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), shyness
@@ -128,14 +129,13 @@ class R2D2:
             return (keys, env_states, step.obs, memory), (seen, episode_totals(step))
 
         begun = (state.keys, state.env_states, state.obs, state.memory)
-        rows, (seen, totals) = lax.scan(collect, begun, length=self.steps)
-        chunk = Chunk(jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen), state.memory)
+        rows, seen, totals = learning.collected(collect, begun, self.steps)
+        chunk = Chunk(seen, state.memory)
         if self.priority_exponent:
             chunks = chunks._replace(priorities=self.replay_update(chunks, state.told))
         chunks = self.replay_add(chunks, chunk)
         replay_keys, drawn = self.replay_sample(state.replay_keys, chunks)
         learner, told, parts = self.learn(learner, drawn)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
         return State(learner, *rows, state.shyness, replay_keys, chunks, told), parts | totals
 
     @stage(per="env")
@@ -168,12 +168,12 @@ class R2D2:
     def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Drawn]:
         """The next key, and the sequences for all updates, with the memory before each."""
         key, draw_key = jax.random.split(key)
-        shape, length = (self.updates, self.windows), (self.burn_in + self.sequence) // self.steps
-        first, ratio = replay.choose(draw_key, chunks, shape[0] * shape[1], length)
+        count, length = self.updates * self.windows, (self.burn_in + self.sequence) // self.steps
+        first, ratio = replay.choose(draw_key, chunks, count, length)
         found: Chunk = replay.read(chunks.ring, first, length)
         seen = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.seen)
         drawn = Drawn(Chunk(seen, jax.tree.map(lambda x: x[:, 0], found.memory)), first, ratio)
-        return key, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        return key, for_updates(drawn, self.updates, self.windows)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Told, Metrics]:
@@ -189,11 +189,9 @@ class R2D2:
             target = optax.incremental_update(params, target, moves * self.target_rate)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
-        given = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (drawn.batch, weight))
-        (nets, count), (parts, surprise) = lax.scan(update, (learner[:3], learner.updates), given)
-        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
-        priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** self.priority_exponent
-        told = Told(jnp.where(ready, drawn.first, -1), jnp.where(ready, priority, 1))
+        begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
+        (nets, count), parts, surprise = learning.update_often(update, begun, given, ready)
+        told = tell(drawn.first, surprise, self.priority_exponent, ready)
         return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
 
     @stage
@@ -234,9 +232,7 @@ class R2D2:
     @stage
     def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
         """The parameters and the optimiser's state after one update, if it is time to learn."""
-        updates, after = self.optimiser.update(grads, opt_state)
-        new = optax.apply_updates(params, updates), after
-        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, (params, opt_state))
+        return learning.moved(self.optimiser, params, opt_state, grads, ready)
 
     @property
     def updates(self) -> int:

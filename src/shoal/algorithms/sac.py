@@ -10,11 +10,12 @@ from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import Box
-from shoal.rl import losses, replay
+from shoal.rl import learning, losses, replay
 from shoal.rl.critics import Critics, init_critics, worth
+from shoal.rl.learning import for_updates, init_rings
 from shoal.rl.nets import Layers, init_mlp
-from shoal.rl.observations import as_features, init_obs_moments
-from shoal.rl.transitions import Seen, Transition, read_transitions
+from shoal.rl.observations import features_of
+from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import check_bounded, in_box, squashed
 from shoal.tracing.stage import mean, stage
 
@@ -104,9 +105,7 @@ class SAC:
         critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.critics)
         params: Any = Params(actor, critics, jnp.log(jnp.float32(self.temperature)))
         learner = Learner(params, critics, self.optimiser.init(params), jnp.int32(0))
-        step = Seen(seen, jnp.zeros(size), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
-        ring = replay.init_ring(step, self.capacity)
-        rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+        rings = init_rings(example(seen, jnp.zeros(size)), self.capacity, envs).ring
         memory = Memory(key_rows(replay_key, envs), rings)
         return State(learner, key_rows(act_key, envs), env_states, obs, memory)
 
@@ -124,12 +123,10 @@ class SAC:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
-        seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
+        rows, seen, totals = learning.collected(collect, start, self.steps)
         memory = state.memory._replace(ring=self.replay_add(state.memory.ring, seen))
         key, drawn = self.replay_sample(memory)
         learner, parts = self.learn(learner, drawn)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
         return State(learner, *rows, memory._replace(key=key)), parts | totals
 
     @stage(per="env")
@@ -160,9 +157,7 @@ class SAC:
         first = replay.draw(draw_key, memory.ring, count, self.n_step)
         batch = read_transitions(memory.ring, first, self.n_step, self.discount)
         noise = jax.random.normal(noise_key, (count, 2, batch.action.shape[-1]))
-        apart = (self.updates, self.windows)
-        drawn = Drawn(batch, noise)
-        return next_key, jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), drawn)
+        return next_key, for_updates(Drawn(batch, noise), self.updates, self.windows)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Metrics]:
@@ -171,13 +166,10 @@ class SAC:
 
         def update(carry: tuple, drawn: Drawn) -> tuple:
             grads, parts = self.grad(*carry[:2], drawn)
-            return self.apply(*carry, mean(grads), ready), parts
+            return self.apply(*carry, mean(grads), ready), (parts, ())
 
-        drawn = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drawn)
-        start = (learner.params, learner.target, learner.opt_state)
-        (params, target, opt_state), parts = lax.scan(update, start, drawn)
-        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
-        return Learner(params, target, opt_state, learner.ticks + 1), mean(parts)
+        nets, parts, _ = learning.update_often(update, learner[:3], drawn, ready)
+        return Learner(*nets, learner.ticks + 1), mean(parts)
 
     @stage
     def grad(self, params: Params, target: Critics, drawn: Drawn) -> tuple[Params, Metrics]:
@@ -194,7 +186,7 @@ class SAC:
         moved: Any = optax.apply_updates(params, moves)
         followed = optax.incremental_update(moved.critics, target, self.target_rate)
         new, old = (moved, followed, after), (params, target, opt_state)
-        return jax.tree.map(lambda x, y: jnp.where(ready, x, y), new, old)
+        return learning.where(ready, new, old)
 
     def loss(self, params: Params, target: Critics, drawn: Drawn) -> tuple[jax.Array, Metrics]:
         """The losses of critics, actor and temperature; none has a slope in another's part."""
@@ -223,8 +215,7 @@ class SAC:
 
     def features(self, env: Env, obs: Any) -> jax.Array:
         """Observations as one vector."""
-        kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, "mlp"))
-        return as_features(kind, obs)
+        return features_of(env.observation_space, obs, "mlp")
 
     @property
     def updates(self) -> int:

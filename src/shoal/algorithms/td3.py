@@ -1,6 +1,7 @@
 """Deterministic policy gradients: TD3, of twin critics and a late actor, and DDPG, of neither."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -10,11 +11,12 @@ from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import Box
-from shoal.rl import losses, replay
+from shoal.rl import learning, losses, replay
 from shoal.rl.critics import Critics, init_critics, worth
+from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.nets import Layers, init_mlp
-from shoal.rl.observations import as_features, init_obs_moments
-from shoal.rl.transitions import Seen, Transition, read_transitions
+from shoal.rl.observations import features_of
+from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import certain, check_bounded, in_box
 from shoal.tracing.stage import mean, stage
 
@@ -27,16 +29,6 @@ class Params(NamedTuple):
 
     actor: Any
     critics: Any
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick; nothing of it has a row an environment."""
-
-    params: Params
-    target: Params
-    opt_state: Params
-    ticks: jax.Array
-    updates: jax.Array
 
 
 class Memory(NamedTuple):
@@ -103,12 +95,9 @@ class TD3:
         seen = jax.eval_shape(lambda: self.features(env, obs)[0])
         actor = init_mlp(actor_key, (seen.size, *self.hidden, size), last_scale=0.01)
         critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.critics)
-        params, zero = Params(actor, critics), jnp.int32(0)
-        opt_state = Params(*map(self.optimiser.init, params))
-        learner = Learner(params, params, opt_state, zero, zero)
-        step = Seen(seen, jnp.zeros(size), jnp.float32(0), jnp.bool(0), jnp.bool(0), seen)
-        ring = replay.init_ring(step, self.capacity)
-        rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+        params = Params(actor, critics)
+        learner = init_learner(params, Params(*map(self.optimiser.init, params)))
+        rings = init_rings(example(seen, jnp.zeros(size)), self.capacity, envs).ring
         memory = Memory(key_rows(replay_key, envs), rings)
         return State(learner, key_rows(act_key, envs), env_states, obs, memory)
 
@@ -126,12 +115,10 @@ class TD3:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, (seen, totals) = lax.scan(collect, start, length=self.steps)
-        seen = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), seen)
+        rows, seen, totals = learning.collected(collect, start, self.steps)
         memory = state.memory._replace(ring=self.replay_add(state.memory.ring, seen))
         key, drawn = self.replay_sample(memory)
         learner, parts = self.learn(learner, drawn)
-        totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
         return State(learner, *rows, memory._replace(key=key)), parts | totals
 
     @stage(per="env")
@@ -162,8 +149,7 @@ class TD3:
         first = replay.draw(draw_key, memory.ring, count, self.n_step)
         batch = read_transitions(memory.ring, first, self.n_step, self.discount)
         drawn = Drawn(batch, jax.random.normal(noise_key, batch.action.shape))
-        apart = (self.updates, self.windows)
-        return next_key, jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), drawn)
+        return next_key, for_updates(drawn, self.updates, self.windows)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Metrics]:
@@ -174,13 +160,12 @@ class TD3:
             nets, count = carry
             turn = ready & ((count + 1) % self.actor_every == 0)
             grads, parts = self.grad(*nets[:2], drawn, turn)
-            return (self.apply(nets, mean(grads), Params(turn, ready)), count + ready), parts
+            nets = self.apply(nets, mean(grads), Params(turn, ready))
+            return (nets, count + ready), (parts, ())
 
-        drawn = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), drawn)
-        start = (learner.params, learner.target, learner.opt_state), learner.updates
-        ((params, target, opt_state), count), parts = lax.scan(update, start, drawn)
-        parts = jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts)
-        return Learner(params, target, opt_state, learner.ticks + 1, count), mean(parts)
+        begun = learner[:3], learner.updates
+        (nets, count), parts, _ = learning.update_often(update, begun, drawn, ready)
+        return Learner(*nets, learner.ticks + 1, count), mean(parts)
 
     @stage
     def grad(self, params: Params, target: Params, drawn: Drawn, turn: jax.Array) -> tuple:
@@ -192,16 +177,10 @@ class TD3:
     def apply(self, nets: tuple, grads: Params, due: Params) -> tuple:
         """Parameters, targets and the optimiser's states after one update of what is due."""
         params, target, opt_state = nets
-        moved = map(self.move, params, opt_state, grads, due)
+        moved = map(partial(learning.moved, self.optimiser), params, opt_state, grads, due)
         params, opt_state = (Params(*each) for each in zip(*moved, strict=True))
         rate = jnp.where(due.actor, self.target_rate, 0.0)
         return params, optax.incremental_update(params, target, rate), opt_state
-
-    def move(self, params: Any, opt_state: Any, grads: Any, due: jax.Array) -> tuple[Any, Any]:
-        """One part's parameters and optimiser's state after one update, if it is due."""
-        moves, after = self.optimiser.update(grads, opt_state)
-        new, old = (optax.apply_updates(params, moves), after), (params, opt_state)
-        return jax.tree.map(lambda x, y: jnp.where(due, x, y), new, old)
 
     def loss(self, params: Params, target: Params, drawn: Drawn, turn: jax.Array) -> tuple:
         """The losses of critics and actor; neither has a slope in the other's part."""
@@ -224,8 +203,7 @@ class TD3:
 
     def features(self, env: Env, obs: Any) -> jax.Array:
         """Observations as one vector."""
-        kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, "mlp"))
-        return as_features(kind, obs)
+        return features_of(env.observation_space, obs, "mlp")
 
     @property
     def updates(self) -> int:

@@ -1,20 +1,11 @@
 """Losses and diagnostics, entry by entry; the algorithm takes the mean."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from shoal.rl.distributions import Distribution
-
-
-class Weights(NamedTuple):
-    """Where PPO clips ratios and values, and how it weighs the value loss and the entropy."""
-
-    clip: float
-    value_clip: float | None
-    value: float
-    entropy: float
 
 
 def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
@@ -61,23 +52,29 @@ def clipped(log_ratio: jax.Array, clip: float) -> jax.Array:
 
 
 def ppo(
-    now: Distribution, value: jax.Array, batch: Any, how: Weights
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Policy loss + weighted value loss - weighted entropy, and these parts: means over all.
+    now: Distribution, value: jax.Array, batch: Any, clip: float, value_clip: float | None
+) -> dict[str, jax.Array]:
+    """The parts of PPO's loss, entry by entry.
 
     `batch` has `action`, `log_prob`, `advantage`, `value` and `target`.
     """
     log_ratio = now.log_prob(batch.action) - batch.log_prob
-    parts = {
-        "policy_loss": clipped_surrogate(log_ratio, batch.advantage, how.clip),
-        "value_loss": value_loss(value, batch.value, batch.target, how.value_clip),
+    return {
+        "policy_loss": clipped_surrogate(log_ratio, batch.advantage, clip),
+        "value_loss": value_loss(value, batch.value, batch.target, value_clip),
         "entropy": now.entropy(),
         "approx_kl": approximate_kl(log_ratio),
-        "clip_fraction": clipped(log_ratio, how.clip),
+        "clip_fraction": clipped(log_ratio, clip),
     }
+
+
+def weighed(
+    parts: dict[str, jax.Array], value_weight: float, entropy_weight: float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy loss + weighted value loss - weighted entropy, and these parts: means over all."""
     parts = {name: jnp.mean(part) for name, part in parts.items()}
-    loss = parts["policy_loss"] + how.value * parts["value_loss"]
-    loss -= how.entropy * parts["entropy"]
+    loss = parts["policy_loss"] + value_weight * parts["value_loss"]
+    loss -= entropy_weight * parts["entropy"]
     return loss, {"loss": loss, **parts}
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from shoal.envs.spaces import Discrete
 from shoal.rl.distributions import Categorical, masked
-from shoal.rl.memory import Memory, init_memory, remember
+from shoal.rl.memory import Memory, init_memory, remember, start
 from shoal.rl.nets import Dense, Layers, dense, init_mlp, mlp
 from shoal.rl.routing import Routes
 from shoal.rl.teams import Shown, recall, widths
@@ -140,6 +140,17 @@ def team_worth(
     ]
     world = next(iter(shown.values())).world
     return mix(params.mixer, jnp.concatenate(chosen, axis=-1), world)
+
+
+def play(
+    params: dict[str, Chooser], routes: Routes, shown: dict[str, Shown], memory: Any
+) -> tuple[Any, Any]:
+    """All agents' best actions in one environment, and what is remembered; None: nothing."""
+    if memory is None:
+        memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
+    made = {name: judge(of, memory[name], shown[name]) for name, of in params.items()}
+    action = {name: jnp.argmax(worth, -1).astype(jnp.int32) for name, (_, worth) in made.items()}
+    return routes.join(action, 0), {name: kept for name, (kept, _) in made.items()}
 
 
 def explore(key: jax.Array, worth: jax.Array, mask: Any, epsilon: jax.Array) -> jax.Array:

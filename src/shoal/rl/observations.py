@@ -50,6 +50,11 @@ def as_features(moments: ObsMoments, obs: Any) -> jax.Array:
     return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
 
 
+def features_of(space: Observation, obs: Any, torso: str) -> jax.Array:
+    """Observations as a network with this torso sees them, nothing of them normalised."""
+    return as_features(jax.eval_shape(lambda: init_obs_moments(space, torso)), obs)
+
+
 def _init_each(space: Observation) -> ObsMoments:
     match space:
         case Dict(spaces):

@@ -9,7 +9,7 @@ from shoal.envs.spaces import Discrete, Observation
 from shoal.errors import SettingError
 from shoal.rl.memory import Memory, State, init_memory, remember, width_of
 from shoal.rl.nets import Dense, Layers, dense, init_mlp
-from shoal.rl.observations import as_features, init_obs_moments
+from shoal.rl.observations import features_of
 from shoal.rl.torso import Kind, MinAtar, Nature, ResNet, Torso, as_image, embed, init_torso
 
 
@@ -47,8 +47,7 @@ def count_actions(env: Any) -> int:
 
 def features(env: Any, obs: Any, torso: str) -> jax.Array:
     """Observations of `env` as a network with this torso sees them: a vector, or an image."""
-    kind = jax.eval_shape(lambda: init_obs_moments(env.observation_space, torso))
-    return as_features(kind, obs)
+    return features_of(env.observation_space, obs, torso)
 
 
 def features_of_one(params: QNetwork, obs: Any) -> jax.Array:

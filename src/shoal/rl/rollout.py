@@ -1,11 +1,19 @@
 """What was collected, as it is learnt from: whole, in pieces, as samples."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from shoal.envs import episode_totals
+from shoal.errors import SettingError
+from shoal.rl.memory import forget
 
 Tree = TypeVar("Tree")
+Nets = TypeVar("Nets")
+Rows = TypeVar("Rows", bound=tuple)
 
 
 class Rollout(NamedTuple):
@@ -21,6 +29,59 @@ class Rollout(NamedTuple):
     after: Any  # [envs, ...]: the observation that follows the last step
     memory: Any = ()  # [envs, ...]: what was remembered before the first step
     past: Any = ()  # discounted return of the episode so far, which gives rewards their scale
+
+
+def roll_out(
+    act: Callable[..., Any], env: Any, rows: Rows, steps: int
+) -> tuple[Rows, Rollout, dict[str, jax.Array]]:
+    """What `steps` steps of every environment leave, what is learnt from, and what is counted.
+
+    `rows` are keys, the environments' states, observations and memory. `act` takes all but the
+    states, and gives keys, memory, the action, and its log-probability where that is wanted.
+    """
+
+    def turn(carry: tuple, _: None) -> tuple:
+        keys, env_states, obs, memory = carry
+        keys, memory, action, *log_prob = act(keys, obs, memory)
+        env_states, step = env.step(env_states, action)
+        rows = keys, env_states, step.obs, forget(memory, ends(step))
+        return rows, (obs, action, log_prob, step._replace(obs=()))
+
+    after, (obs, action, log_prob, made) = lax.scan(turn, rows, length=steps)
+    led_to = (made.reward, made.terminated, made.truncated, made.last_obs)
+    chances = log_prob[0] if log_prob else ()
+    rollout = Rollout(obs, action, chances, *led_to, after[2], rows[3])
+    return after, rollout, jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(made))
+
+
+def in_epochs(
+    update: Callable[[Nets, Any], tuple[Nets, Any]], start: Nets, key: jax.Array, epochs: int,
+    minibatches: tuple[int, int],
+) -> tuple[Nets, jax.Array, Any]:  # fmt: skip
+    """What passes over all pieces, each in an order of its own, make of `start`.
+
+    `minibatches` are how many, and of how many pieces each. Also the next key, and mean parts.
+    """
+    many, each = minibatches
+
+    def epoch(carry: Any, key: jax.Array) -> tuple[Any, Any]:
+        pieces = jax.random.permutation(key, many * each)
+        return lax.scan(update, carry, pieces.reshape(many, -1))
+
+    keys = jax.random.split(key, epochs + 1)
+    after, parts = lax.scan(epoch, start, keys[1:])
+    return after, keys[0], jax.tree.map(jnp.mean, parts)
+
+
+def check_pieces(title: str, steps: int, minibatches: int, length: int) -> int:
+    """`steps` if they are whole minibatches of pieces of `length` steps, 0 being single steps."""
+    if steps % (minibatches * (length or 1)):
+        each = f" of sequences of {length}" if length else ""
+        raise SettingError(
+            f"{title} can't divide {steps} steps into {minibatches} minibatches{each}",
+            "Make `steps` a multiple of `minibatches`, and of `sequence` times that.",
+        )
+    return steps
 
 
 def ends(seen: Any) -> jax.Array:

@@ -46,9 +46,23 @@ class Told(NamedTuple):
     priority: jax.Array
 
 
+def example(obs: Any, action: jax.Array) -> Seen:
+    """What is kept of a step that shows `obs`, or the like: for replay to make room."""
+    return Seen(obs, action, jnp.float32(0), jnp.bool(0), jnp.bool(0), obs)
+
+
 def nothing_told(shape: tuple[int, ...]) -> Told:
     """What learning tells before it has seen anything."""
     return Told(jnp.full(shape, -1, jnp.int32), jnp.ones(shape))
+
+
+def tell(first: jax.Array, surprise: jax.Array, exponent: float, ready: jax.Array) -> Told:
+    """That each window is worth |δ|^ω to replay; nothing before it is time to learn.
+
+    `surprise` is [updates, environments, windows], as a tick's updates give it.
+    """
+    priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** exponent
+    return Told(jnp.where(ready, first, -1), jnp.where(ready, priority, 1))
 
 
 def read_transitions(ring: Ring, first: jax.Array, steps: int, discount: float) -> Transition:
