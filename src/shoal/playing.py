@@ -106,7 +106,7 @@ class Agent:
     def _rows(self, obs: Any) -> tuple[Any, bool]:
         """Observations with an axis that counts them, and whether they came with it."""
         space = self.env.observation_space
-        each = [of for _, of in space.spaces] if isinstance(space, Groups) else [space]
+        each: list[Any] = [s for _, s in space.spaces] if isinstance(space, Groups) else [space]
         known = [box for of in each for box in leaves(of)]
         axes = len(known[0].shape) + bool(self.env.agents)
         given = [np.asarray(x) for x in jax.tree.leaves(obs)]

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import shoal
+from matrix.cells import TRIED
+from shoal.algorithms import ALGORITHMS
 from shoal.errors import CheckpointError, SettingError
+from shoal.playing import Agent
 from unit.toy_loop import check_told
 
 pytest.importorskip("gymnax")
@@ -32,6 +35,27 @@ def test_one_observation_and_many_and_the_best_action_or_any(run):
     assert (drawn != best).any()
     assert (drawn == agent.act(obs, key=1)).all()
     assert (drawn != agent.act(obs, key=2)).any()
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_every_algorithm_acts_at_its_best_or_as_in_training(name):
+    settings, world = TRIED[name]
+    algorithm, env = ALGORITHMS[name](**settings), world()
+    state = algorithm.init(jax.random.key(0), env, 40)
+    agent = Agent(algorithm, env, state, 0)
+    best, again, *drawn = (agent.act(state.obs, key=key) for key in (None, None, 1, 1, 2))
+    assert alike(best, again)
+    assert alike(drawn[0], drawn[1])
+    assert not alike(drawn[0], drawn[2])
+    assert not alike(drawn[0], best)
+    one, memory = agent.play(jax.tree.map(lambda x: x[0], state.obs))
+    assert alike(one, jax.tree.map(lambda x: x[0], best))
+    agent.play(jax.tree.map(lambda x: x[0], state.obs), memory, key=3)
+
+
+def alike(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 def test_a_checkpoint_is_loaded_as_well_and_so_is_the_best(run):

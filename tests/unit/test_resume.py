@@ -165,10 +165,6 @@ SLOW = pytest.mark.slow
     ("loop", "policy", "backend"),
     [
         ("chase", "shoal.single_learner_coarse(2)", "threads"),
-        pytest.param("ppo", "shoal.fused()", "threads", marks=SLOW),
-        pytest.param("ppo", "shoal.single_learner_coarse(2)", "threads", marks=SLOW),
-        pytest.param("ppo", "shoal.single_learner_coarse(2, lag=1)", "threads", marks=SLOW),
-        pytest.param("ppo", "shoal.single_learner_coarse(2)", "processes", marks=SLOW),
         pytest.param("chase", "shoal.decoupled(2, 1, 1, lag=2)", "processes", marks=SLOW),
     ],
 )

@@ -140,11 +140,12 @@ class DQN:
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
         return key, best_or_any(action_key, worth, epsilon)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """The best action in one environment; nothing is remembered."""
-        params = state.learner.params
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The best action in one environment, or with a key any with chance ε; no memory."""
+        params, ticks = state.learner.params, state.learner.ticks
         atoms = self.atoms_of(params, q_network.features_of_one(params, obs))
-        return jnp.argmax(mean_return(self.form, atoms)), memory
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
+        return best_or_any(key, mean_return(self.form, atoms), epsilon), memory
 
     @stage(per="env")
     def replay_update(self, memory: replay.Replay, told: Told) -> replay.Priorities:

@@ -161,11 +161,11 @@ class MAPPO:
             log_prob[name] = now.log_prob(action[name])
         return key, memory, action, log_prob
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """Every agent's likeliest action in one environment, and what is remembered then."""
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """Every agent's likeliest action, or one drawn, and what is remembered then."""
         routes = route(env, self.policies)
         shown = look(routes, obs, 0, central=False)
-        return teams.play(state.learner.params, routes, shown, memory)
+        return teams.play(state.learner.params, routes, shown, memory, key)
 
     @stage
     def learn(self, learner: Learner, rollouts: dict[str, Rollout]) -> tuple[Learner, Any]:

@@ -122,8 +122,7 @@ class QMIX:
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Steps, then learns."""
-        rows: Any = state[1:5]
-        rows, kept, totals = self.collect(env, state.learner, rows)
+        rows, kept, totals = self.collect(env, state.learner, state[1:5])
         ring = self.replay_add(state.ring, kept)
         replay_keys, drawn = self.replay_sample(state.replay_keys, ring)
         # Agents are the fifth axis: of environments, updates, sequences and steps.
@@ -155,19 +154,16 @@ class QMIX:
     def act(self, key: jax.Array, shown: Any, memory: Any, *, params: Any, ticks: Any) -> tuple:
         """The next key, and of every policy: its memory, and its agents' actions."""
         key, *keys = jax.random.split(key, len(params) + 1)
-        epsilon: Any = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
-        action = {}
-        for own_key, (name, of) in zip(keys, params.items(), strict=True):
-            remembered, worth = mixing.judge(of, memory[name], shown[name])
-            memory = memory | {name: remembered}
-            action[name] = mixing.explore(own_key, worth, shown[name].mask, epsilon)
-        return key, memory, action
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
+        return key, *mixing.choose(params, memory, shown, keys, epsilon)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """Every agent's best action in one environment, and what is remembered then."""
-        routes = route(env, self.policies)
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """Every agent's best action, or any with chance ε; and what is remembered then."""
+        routes, learner = route(env, self.policies), state.learner
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(learner.ticks)
         shown = look(routes, obs, 0, central=False)
-        return mixing.play(state.learner.params.choosers, routes, shown, memory)
+        memory, action = mixing.play(learner.params.choosers, memory, shown, key, epsilon)
+        return routes.join(action, 0), memory
 
     @stage(per="env")
     def replay_add(self, ring: replay.Ring, kept: Sequence) -> replay.Ring:
@@ -205,8 +201,8 @@ class QMIX:
         # Environments and sequences as one axis, and time before it.
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         along = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch._replace(memory=()))
-        batch = along._replace(memory=batch.memory)
-        return jax.grad(self.loss, has_aux=True)(params, target, batch)
+        along = along._replace(memory=batch.memory)
+        return jax.grad(self.loss, has_aux=True)(params, target, along)
 
     def loss(self, params: Networks, target: Networks, batch: Any) -> tuple[jax.Array, Metrics]:
         """½ (Q_tot - G)², where G is made of what the target says of the best next actions."""

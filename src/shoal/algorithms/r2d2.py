@@ -147,12 +147,13 @@ class R2D2:
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
         return key, memory, best_or_any(action_key, worth, epsilon)
 
-    def play(self, env: Any, state: State, obs: Any, memory: Any) -> tuple[Any, Any]:
-        """The best action in one environment, and what is remembered then."""
-        params = state.learner.params
+    def play(self, env: Any, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The best action in one environment, or any with chance ε; and what is remembered then."""
+        params, ticks = state.learner.params, state.learner.ticks
         memory = start(params.memory) if memory is None else memory
         memory, worth = q_network.look(params, memory, q_network.features_of_one(params, obs))
-        return jnp.argmax(worth), memory
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
+        return best_or_any(key, worth, epsilon), memory
 
     @stage(per="env")
     def replay_update(self, chunks: replay.Replay, told: Told) -> replay.Priorities:

@@ -139,9 +139,10 @@ class SAC:
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
         return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[jax.Array, Any]:
-        """The policy's likeliest action in one environment."""
-        unit = squashed(state.learner.params.actor, self.features(env, obs)).mode()
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The policy's likeliest action in one environment, or one drawn."""
+        chances = squashed(state.learner.params.actor, self.features(env, obs))
+        unit = chances.mode() if key is None else chances.sample(key)
         return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
 
     @stage(per="env")

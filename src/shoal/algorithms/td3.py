@@ -17,7 +17,7 @@ from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
 from shoal.rl.transitions import Seen, Transition, example, read_transitions
-from shoal.rl.unit_actions import certain, check_bounded, in_box
+from shoal.rl.unit_actions import certain, check_bounded, in_box, noisy
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -125,15 +125,14 @@ class TD3:
     def act(self, key: jax.Array, shown: jax.Array, *, actor: Layers, ticks: jax.Array) -> tuple:
         """The next key, and the actor's action with noise, or any before it has learnt."""
         key, noise_key, any_key = jax.random.split(key, 3)
-        own = certain(actor, shown)
-        noise = self.exploration * jax.random.normal(noise_key, own.shape)
+        own = noisy(noise_key, certain(actor, shown), self.exploration)
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
-        own = jnp.clip(own + noise, -1, 1)
         return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
 
-    def play(self, env: Env, state: State, obs: Any, memory: Any) -> tuple[jax.Array, Any]:
-        """The actor's action without noise in one environment."""
+    def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
+        """The actor's action in one environment, with noise if there is a key."""
         unit = certain(state.learner.params.actor, self.features(env, obs))
+        unit = noisy(key, unit, self.exploration)
         return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
 
     @stage(per="env")

@@ -4,6 +4,7 @@ A mixing network never falls when an agent's own value rises, so that what is be
 what is best for each agent alone (Rashid et al., 2018). Agents are an axis: [..., agents, ...].
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -142,24 +143,41 @@ def team_worth(
     return mix(params.mixer, jnp.concatenate(chosen, axis=-1), world)
 
 
+def choose(
+    params: dict[str, Chooser],
+    memory: dict[str, Any],
+    shown: dict[str, Shown],
+    keys: Sequence[jax.Array | None],
+    epsilon: Any,
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """What is remembered then, and each agent's action, by policy; without a key, the best."""
+    action = {}
+    for key, (name, of) in zip(keys, params.items(), strict=True):
+        remembered, worth = judge(of, memory[name], shown[name])
+        memory = memory | {name: remembered}
+        action[name] = explore(key, worth, shown[name].mask, epsilon)
+    return memory, action
+
+
 def play(
-    params: dict[str, Chooser], routes: Routes, shown: dict[str, Shown], memory: Any
-) -> tuple[Any, Any]:
-    """All agents' best actions in one environment, and what is remembered; None: nothing."""
+    params: dict[str, Chooser], memory: Any, shown: dict[str, Shown], key: Any, epsilon: Any
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """The same in one environment, from one key or none; `memory` is None at first."""
     if memory is None:
         memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
-    made = {name: judge(of, memory[name], shown[name]) for name, of in params.items()}
-    action = {name: jnp.argmax(worth, -1).astype(jnp.int32) for name, (_, worth) in made.items()}
-    return routes.join(action, 0), {name: kept for name, (kept, _) in made.items()}
+    keys = [None] * len(params) if key is None else jax.random.split(key, len(params))
+    return choose(params, memory, shown, list(keys), epsilon)
 
 
-def explore(key: jax.Array, worth: jax.Array, mask: Any, epsilon: jax.Array) -> jax.Array:
-    """Each agent's best action, or with chance ε any that it may take."""
+def explore(key: jax.Array | None, worth: jax.Array, mask: Any, epsilon: Any) -> jax.Array:
+    """Each agent's best action, or with chance ε any that it may take; without a key, the best."""
+    best = jnp.argmax(worth, axis=-1).astype(jnp.int32)
+    if key is None:
+        return best
     chance_key, any_key = jax.random.split(key)
     alike = Categorical(jnp.zeros_like(worth))
     allowed = alike if isinstance(mask, tuple) else masked(alike, mask)
     explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon
-    best = jnp.argmax(worth, axis=-1).astype(jnp.int32)
     return jnp.where(explores, allowed.sample(any_key), best)
 
 

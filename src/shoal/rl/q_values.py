@@ -68,8 +68,10 @@ def chosen(atoms: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(atoms, action[..., None, None], axis=-2)[..., 0, :]
 
 
-def best_or_any(key: jax.Array, worth: jax.Array, epsilon: Any) -> jax.Array:
-    """The best of all actions, or with chance ε any of them."""
+def best_or_any(key: jax.Array | None, worth: jax.Array, epsilon: Any) -> jax.Array:
+    """The best of all actions, or with chance ε any of them; without a key, the best."""
+    if key is None:
+        return jnp.argmax(worth, -1).astype(jnp.int32)
     chance_key, action_key = jax.random.split(key)
     any_action = jax.random.randint(action_key, worth.shape[:-1], 0, worth.shape[-1])
     explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon

@@ -89,13 +89,20 @@ def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution
 
 
 def play(
-    params: dict[str, Member], routes: Routes, shown: dict[str, Shown], memory: Any
+    params: dict[str, Member], routes: Routes, shown: dict[str, Shown], memory: Any, key: Any = None
 ) -> tuple[Any, Any]:
-    """All agents' likeliest actions in one environment, and what is remembered; None: nothing."""
+    """All agents' likeliest actions in one environment, and what is remembered; None: nothing.
+
+    With a key actions are drawn instead.
+    """
     if memory is None:
         memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
     made = {name: decide(of, memory[name], shown[name]) for name, of in params.items()}
-    action = {name: now.mode() for name, (_, now) in made.items()}
+    if key is None:
+        action = {name: now.mode() for name, (_, now) in made.items()}
+    else:
+        keys = dict(zip(params, jax.random.split(key, len(params)), strict=True))
+        action = {name: now.sample(keys[name]) for name, (_, now) in made.items()}
     return routes.join(action, 0), {name: kept for name, (kept, _) in made.items()}
 
 

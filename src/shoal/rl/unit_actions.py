@@ -35,6 +35,13 @@ def certain(actor: Layers, features: jax.Array) -> jax.Array:
     return jnp.tanh(mlp(actor, features, jax.nn.relu))
 
 
+def noisy(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array:
+    """An action with noise, still between the bounds; without a key, as it is."""
+    if key is None:
+        return unit
+    return jnp.clip(unit + scale * jax.random.normal(key, unit.shape), -1, 1)
+
+
 def squashed(actor: Layers, features: jax.Array) -> TanhNormal:
     """What an `actor` of two outputs an entry does on seeing `features`."""
     mean, log_std = jnp.split(mlp(actor, features, jax.nn.relu), 2, axis=-1)

@@ -1,0 +1,91 @@
+"""After kill -9 at a random moment every algorithm goes on to the bit; or otherwise cut, alike.
+
+`KILL_SEED` (0) draws the moments.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gymnax")
+from laws.killed import resume, train
+from matrix.cells import TOLERANCE, TRIED
+from shoal.checkpoints import read, ticks_in
+from shoal.runtime.verify import difference
+from unit.test_resume import check_same_run
+
+SEED = os.environ.get("KILL_SEED", "0")
+STARTED = 120  # seconds until there is a first checkpoint
+AFTER = 3  # ticks
+# Cuts of each algorithm, and where; what was one program goes on under the first that has no lag.
+CUTS = {
+    "a2c": (("single_learner_coarse", "processes"), ("environments", "threads")),
+    "ddpg": (("single_learner_coarse, lag=1", "inline"), ("ape_x", "processes")),
+    "dqn": (("single_learner_fine", "threads"), ("ape_x", "processes")),
+    "impala": (("multi_learner", "processes"), ("central", "threads")),
+    "ippo": (("decoupled", "inline"), ("environments", "processes")),
+    "mappo": (("sebulba", "threads"), ("fused, devices=2", "inline")),
+    "ppo": (("single_learner_coarse", "processes"), ("single_learner_coarse, lag=1", "processes")),
+    "qmix": (("single_learner_coarse, lag=1", "inline"), ("single_learner_fine", "processes")),
+    "r2d2": (("ape_x", "threads"), ("environments", "inline")),
+    "sac": (("multi_learner", "processes"), ("central", "threads")),
+    "td3": (("decoupled", "inline"), ("ape_x", "processes")),
+    "vdn": (("sebulba", "threads"), ("ape_x", "inline")),
+}
+CELLS = [(a, *cut) for a, cuts in CUTS.items() for cut in (("fused", "threads"), *cuts)]
+
+
+def killed(folder, cell, moment):
+    """Let a run go on until so many seconds after its first checkpoint."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "laws.killed", folder, *cell]
+    driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    until = time.monotonic() + STARTED
+    try:
+        while not ticks_in(folder / "run" / "checkpoints"):
+            assert driver.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(moment)
+        assert driver.poll() is None
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    return folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS, ids=", ".join)
+def test_killed_at_a_random_moment_a_run_goes_on_to_the_bit(tmp_path, cell):
+    moment = random.Random(f"{SEED}{cell}").uniform(0, 1.5)
+    run = killed(tmp_path, cell, moment)
+    told = (run / "metrics.jsonl").read_bytes().count(b"\n")
+    saved = ticks_in(run / "checkpoints")[-1]
+    other = shutil.copytree(run, tmp_path / "other")
+    resume(run, cell, saved + AFTER)
+    same = read(run / "checkpoints" / str(saved + AFTER)).snapshot
+    resume(run, cell, max(told, saved + AFTER) + AFTER)
+    train(tmp_path, "whole", cell, max(told, saved + AFTER) + AFTER, checkpoint_every="end")
+    check_same_run(run, tmp_path / "whole")
+    if cell[1] == "fused":
+        check_goes_on_alike(other, same, cell[0])
+
+
+def check_goes_on_alike(run, wanted, algorithm):
+    """What began as one program comes to the same numbers under a cut of another kind."""
+    form, backend = next(cut for cut in CUTS[algorithm] if "lag" not in cut[0])
+    resume(run, (algorithm, form, backend), wanted.tick)
+    found = read(run / "checkpoints" / str(wanted.tick)).snapshot.values
+    worst = {name: difference(found[name], x) for name, x in wanted.values.items()}
+    assert max(worst.values()) <= TOLERANCE, (form, backend, worst)
+
+
+def test_every_algorithm_is_killed():
+    assert CUTS.keys() == TRIED.keys()
