@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
-from shoal.graph.ir import Agree, Glue, Loop, Node, Stage
-from shoal.planning.homes import EVERYWHERE, Homes, Sites, agrees, crossings
-from shoal.planning.policy import DistributionPolicy, takes_some
+from shoal.graph.ir import Loop, Node, Stage
+from shoal.planning.homes import EVERYWHERE, Homes, Sites
+from shoal.planning.policy import DistributionPolicy
+from shoal.planning.prices import AVOIDED, Ledger, make_prices
 
-_FORBIDDEN = 1e18
-_AVOIDED = 1e15  # a fragment of Python alone stays one, and needs no JAX
 _MOST_SWEEPS = 8
 
 
@@ -30,21 +30,20 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
     fallback = frozenset({min(taking_part, key=lambda f: distribution.ends(f.name)).name})
     homes |= dict.fromkeys(free, fallback)
     _to_readers(sites, homes, free, fallback)
-    best = cost(sites, homes, distribution)
+    ledger = Ledger(make_prices(sites, homes, distribution), homes)
+    around = _Surroundings(sites, frozenset(free))
     for _ in range(_MOST_SWEEPS):
-        before = best
+        before = ledger.total
         for name in free:
-            far = _far_moves(sites, homes, name, set(free)) if best >= _AVOIDED else ()
-            for move in chain(_moves(sites, homes, name, set(free)), far):
+            far = around.far_moves(ledger.homes, name) if ledger.total >= AVOIDED else ()
+            for move in chain(around.moves(ledger.homes, name), far):
                 if any(n in strange.get(h, ()) for n, where in move.items() for h in where):
                     continue
-                trial = {**homes, **move}
-                price = cost(sites, trial, distribution)
-                if price < best:
-                    homes, best = trial, price
-        if best >= before:
+                if ledger.price(move) < ledger.total:
+                    ledger.take(move)
+        if ledger.total >= before:
             break
-    return homes
+    return ledger.homes
 
 
 def first_stage(node: Node) -> str:
@@ -85,38 +84,47 @@ def _source(sites: Sites, value: str) -> str:
     return value
 
 
-def _moves(
-    sites: Sites, homes: Homes, name: str, free: set[str]
-) -> Iterator[dict[str, frozenset[str]]]:
-    """Other homes for a site that something crosses at: its neighbours', alone or with its glue."""
-    node, here = sites.nodes[name], homes[name]
-    near: set[frozenset[str]] = set()
-    for value in node.reads:
-        holders = sites.holders(sites.resolve(value), homes)
-        near |= {frozenset({h}) for h in holders} if holders is not EVERYWHERE else set()
-    for other in sites.nodes.values():
-        # Who reads what it makes, or reads the same as it does and so is sent that anyway.
-        if other.name != name and set(other.reads) & {*node.writes, *node.reads}:
-            near |= {frozenset({h}) for h in homes[other.name]}
-    near -= {here}
-    if not near:
-        return
-    above = _ancestors(sites, name, free)
-    for home in sorted(near, key=sorted):
-        yield {name: home}
-        yield dict.fromkeys(above, home)
-    if len(near) > 1:
-        yield {name: frozenset().union(*near)}
+@dataclass(frozen=True)
+class _Surroundings:
+    """What is near each free site, whatever its home."""
 
+    sites: Sites
+    free: frozenset[str]
+    above: dict[str, set[str]] = field(default_factory=dict)
+    beside: dict[str, list[str]] = field(default_factory=dict)
 
-def _far_moves(
-    sites: Sites, homes: Homes, name: str, free: set[str]
-) -> Iterator[dict[str, frozenset[str]]]:
-    """Any home for a site, alone or with all glue that leads to it: for when it can't stay."""
-    above = _ancestors(sites, name, free)
-    for home in sorted(frozenset().union(*homes.values())):
-        yield {name: frozenset({home})}
-        yield dict.fromkeys(above, frozenset({home}))
+    def moves(self, homes: Homes, name: str) -> list[dict[str, frozenset[str]]]:
+        """Other homes where something crosses: its neighbours', alone or with its glue."""
+        near: set[frozenset[str]] = set()
+        for value in self.sites.nodes[name].reads:
+            holders = self.sites.holders(self.sites.resolve(value), homes)
+            near |= {frozenset({h}) for h in holders} if holders is not EVERYWHERE else set()
+        for other in self._beside(name):
+            near |= {frozenset({h}) for h in homes[other]}
+        near -= {homes[name]}
+        found: list[dict[str, frozenset[str]]] = []
+        for home in sorted(near, key=sorted):
+            found += [{name: home}, dict.fromkeys(self._above(name), home)]
+        return [*found, {name: frozenset().union(*near)}] if len(near) > 1 else found
+
+    def far_moves(self, homes: Homes, name: str) -> Iterator[dict[str, frozenset[str]]]:
+        """Any home for a site, alone or with all glue that leads to it: for when it can't stay."""
+        for home in sorted(frozenset().union(*homes.values())):
+            yield {name: frozenset({home})}
+            yield dict.fromkeys(self._above(name), frozenset({home}))
+
+    def _above(self, name: str) -> set[str]:
+        if name not in self.above:
+            self.above[name] = _ancestors(self.sites, name, set(self.free))
+        return self.above[name]
+
+    def _beside(self, name: str) -> list[str]:
+        """Who reads what a site makes, or reads the same as it does and so is sent that anyway."""
+        if name not in self.beside:
+            node, readers = self.sites.nodes[name], self.sites.readers
+            each = (r.name for v in (*node.writes, *node.reads) for r in readers.get(v, ()))
+            self.beside[name] = [other for other in dict.fromkeys(each) if other != name]
+        return self.beside[name]
 
 
 def _strangers(sites: Sites, homes: Homes, free: set[str], fragment: str) -> set[str]:
@@ -148,68 +156,3 @@ def _ancestors(sites: Sites, name: str, free: set[str]) -> set[str]:
         found.add(current)
         todo += _makers(sites, current)
     return found
-
-
-def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> float:
-    """Bytes that cross between fragments in a tick; illegal placements cost more than any bytes."""
-    values, total = sites.graph.values, 0.0
-    for (reader, name), writer in crossings(sites, homes).items():
-        value = values[name]
-        copies = 1 if value.axis is not None else distribution.ends(reader)
-        total += (value.nbytes * copies + 64) * sites.times.get(name, 1)
-        # Who takes the first to come can hand them nothing in the middle of a tick.
-        if (reader, writer) in _first_to_come(distribution) and name not in sites.graph.inputs:
-            total += _FORBIDDEN
-        differs = value.part and distribution.ends(writer) > 1
-        if differs and not _stays(sites, name, writer, homes):
-            total += _FORBIDDEN
-    total += _FORBIDDEN * len(_kept_rows(sites, homes, distribution))
-    own_pace = {writer for writer, _ in _first_to_come(distribution)}
-    compiled = {
-        home for node in sites.nodes.values() if isinstance(node, Stage) and not node.host
-        for home in homes[node.name]
-    }  # fmt: skip
-    for node in sites.nodes.values():
-        for home in homes[node.name]:
-            total += 1e-3  # work done twice should save something
-            if home not in compiled and not isinstance(node, Stage):
-                total += _AVOIDED
-            if distribution.ends(home) > 1 and not may_replicate(sites, node, home, homes):
-                total += _FORBIDDEN
-            # Replicas that each turn at their own pace never meet to agree.
-            if home in own_pace and agrees(node):
-                total += _FORBIDDEN
-    return total
-
-
-def _first_to_come(distribution: DistributionPolicy) -> set[tuple[str, str]]:
-    """Pairs of a writer that turns freely and a reader that takes the first to come."""
-    return {(w.writer, w.reader) for w in distribution.wires if takes_some(w.flow)}
-
-
-def _kept_rows(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> list[str]:
-    """Rows of environments carried by who takes the first replicas to come, and has not all."""
-    some = {wire.reader for wire in distribution.wires if takes_some(wire.flow)}
-    carried = [(b, a) for b, a in sites.graph.carry if b != a and some]
-    rows = [a for b, a in carried if sites.graph.values[b].axis is not None]
-    return [a for a in rows if sites.holders(a, homes) & some]
-
-
-def may_replicate(sites: Sites, node: Node, home: str, homes: Homes) -> bool:
-    """Whether several replicas of `home` may each run `node` on their share of the environments."""
-    if isinstance(node, Glue) and node.draws:
-        return False
-    if isinstance(node, Loop | Stage) or agrees(node):
-        return True
-    return all(not sites.graph.values[w].part or _stays(sites, w, home, homes) for w in node.writes)
-
-
-def _stays(sites: Sites, value: str, home: str, homes: Homes) -> bool:
-    """Whether a value on which replicas differ is read only at home, or to agree on it."""
-    graph = sites.graph
-    if value in graph.outputs or any(m.inner == value for m in graph.metrics):
-        return False
-    if any(value in (c.after, c.first) for loop, _ in sites.loops for c in loop.carries):
-        return False
-    readers = [n for n in sites.nodes.values() if value in n.reads]
-    return all(isinstance(n, Agree) or homes[n.name] == {home} for n in readers)

@@ -81,16 +81,72 @@ class Sites:
 
     def holders(self, value: str, homes: Homes) -> frozenset[str]:
         """Fragments that have `value` because they make it, or carry it."""
+        maker = self.origin(value)
+        return EVERYWHERE if maker is None else homes[maker]
+
+    def origin(self, value: str) -> str | None:
+        """The site that makes a value, or what it becomes; None of what never changes."""
+        if value not in self._origins:
+            self._origins[value] = self._origin(value)
+        return self._origins[value]
+
+    def _origin(self, value: str) -> str | None:
         for _ in range(len(self.maker) + len(self.alias) + 2):
             if value in self.maker:
-                return homes[self.maker[value]]
+                return self.maker[value]
             if value in self.alias:
                 value = self.alias[value]
             elif value in self.carried and self.carried[value] != value:
                 value = self.carried[value]
             else:
-                return EVERYWHERE
+                return None
         raise AssertionError(f"nobody makes {value}")
+
+    @cached_property
+    def _origins(self) -> dict[str, str | None]:
+        return {}
+
+    @cached_property
+    def readers(self) -> dict[str, list[Node]]:
+        """The sites that read a value."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            for value in dict.fromkeys(node.reads):
+                found.setdefault(value, []).append(node)
+        return found
+
+    @cached_property
+    def wanted(self) -> dict[str, tuple[str, ...]]:
+        """For a value that must be held, the sites in whose homes it must be, as in `needs`."""
+        found: dict[str, dict[str, None]] = {}
+        for node in self.nodes.values():
+            for value in node.reads:
+                found.setdefault(self.resolve(value), {})[node.name] = None
+        for loop, _ in self.loops:
+            for carry in loop.carries:
+                maker = self.origin(carry.after)
+                if not carry.unchanged and maker is not None:
+                    found.setdefault(self.resolve(carry.first), {})[maker] = None
+        return {value: tuple(names) for value, names in found.items()}
+
+    @cached_property
+    def touched_values(self) -> dict[str, frozenset[str]]:
+        """For a site, the values that must be held elsewhere, or no longer, when it moves."""
+        found: dict[str, set[str]] = {name: set() for name in self.nodes}
+        for value, names in self.wanted.items():
+            maker = self.origin(value)
+            for name in names if maker is None else (*names, maker):
+                found[name].add(value)
+        return {name: frozenset(values) for name, values in found.items()}
+
+    @cached_property
+    def touched_sites(self) -> dict[str, frozenset[str]]:
+        """For a site, those that make what it reads of its own replica's."""
+        parts = {v: self.maker[v] for v in self.maker if self.graph.values[v].part}
+        return {
+            name: frozenset(parts[v] for v in node.reads if v in parts)
+            for name, node in self.nodes.items()
+        }
 
     def needs(self, homes: Homes) -> Iterator[tuple[str, str, Node | Loop]]:
         """Every (fragment, value, reader): a fragment needs the value for a site or a loop."""
