@@ -29,15 +29,18 @@ from rich.table import Table
 from shoal.planning.policy import Queue
 from shoal.runtime.fire import Gate
 from shoal.runtime.gates import Cell, Sheet
+from shoal.runtime.joining import join_lines
 from shoal.runtime.lines import Lines
 from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
+from shoal.runtime.porter import Wakes
 from shoal.runtime.shm import Rings
-from shoal.runtime.tcp import TcpChannel, join_lines
+from shoal.runtime.tcp import TcpChannel
 
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
 COUNTS = {SMALL: 20_000, MIDDLE: 40_000, LARGE: 1_500}
 SLOTS = {SMALL: 2, MIDDLE: 32, LARGE: 2}
 WARM = 16
+BOARD = (lambda: None), (lambda *_: None)  # nothing to stop for, nobody to lose
 HOSTS = ("10.77.5.1", "10.77.5.2")
 SPACES = ("shoal-a", "shoal-b")
 LOOPBACK = ("127.0.0.1", "127.0.0.1")
@@ -68,10 +71,11 @@ class Ends:
         where = tuple((host, port + i) for i, host in enumerate(addresses))
         lines = Lines(rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32)
         join_fences()
-        self.bell = FutexBell(Memory.make(LINE), 0, spin=50e-6)
+        bell = FutexBell(Memory.make(LINE), 0)
         door = socket.create_server(where[me])
-        bells = {"w": [self.bell], "r": [self.bell]}
-        self.links, channels = join_lines(lines, me, door, lambda: None, bells)
+        bells = {"w": [bell], "r": [bell]}
+        self.links, channels = join_lines(lines, me, door, BOARD, bells)
+        self.bell = self.links.bell(bell, Wakes(lambda: None, alone=True), spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         self.message, self.tick = {"x": np.ones(size, np.uint8)}, 0
 

@@ -174,6 +174,7 @@ class Ears:
 )
 def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends, why):
     monkeypatch.setattr(links, "GRACE", 0.0)
+    monkeypatch.setattr(links, "REJOIN", 0.0)
     listener, woken = listen(), threading.Event()
     mine = Links(0, ("env[0]", "learner[0]"), KNOWN, say=lambda line: None)
     args = listener, [1], [listener.getsockname()] * 2

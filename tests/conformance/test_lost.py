@@ -6,7 +6,6 @@ from conformance.lines import PROCESSES, Meeting, die, made, make_sheet, read, w
 from conformance.wired import SIDES
 from shoal.errors import RunError
 from shoal.planning.policy import Lockstep, Queue
-from shoal.runtime import links
 
 
 class Half:
@@ -27,16 +26,22 @@ def send_and_die(hall, end, whole, point):
     wait_put(hall, end)
     channel = hall.channels["c"]
     if point == "half sent":
-        for way in channel.writer(end)._ways[end]:
-            way.link.sock = Half(way.link.sock)
+        for link in channel.writer(end)._links.links.values():
+            link.sock = Half(link.sock)
     if point != "before":
         channel.put(end, made(channel.sheet, end, whole), whole)
     die()
 
 
+def give_up_soon(hall):
+    """Take a connection for lost that isn't made again at once."""
+    for links in hall.channels["c"].line.links:
+        links.rejoin = 0.1
+
+
 def read_on(hall, end):
     """Take what comes."""
-    links.GRACE = 0.1
+    give_up_soon(hall)
     return read(hall, end, 10**9)
 
 
@@ -48,7 +53,7 @@ def read_and_die(hall, end, whole):
 
 def write_on(hall, end):
     """Put what there is room for."""
-    links.GRACE = 0.1
+    give_up_soon(hall)
     return write(hall, end, 0, 10**9)
 
 

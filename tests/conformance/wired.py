@@ -13,6 +13,7 @@ from shoal.runtime.joining import open_lines
 from shoal.runtime.lines import Lines
 from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, Room
+from shoal.runtime.porter import Wakes
 from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import listen
 
@@ -57,8 +58,9 @@ class Wired(Shared):
         number = args[0] if "end" in inspect.signature(job).parameters else 0
         hall = self.hall()
         self.join(self.ends.index((side, number)))
-        for bell in hall.bells.values():
+        for name, bell in hall.bells.items():
             bell._check = self._look_around
+            hall.bells[name] = self.links[0].bell(bell, Wakes(self._look_around, alone=number > 0))
         try:
             yield hall
         finally:

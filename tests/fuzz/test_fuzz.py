@@ -3,14 +3,16 @@
 `make test-fuzz` runs a million; FUZZ_CASES and FUZZ_SEED say otherwise.
 """
 
+import io
 import os
 import random
 import sys
+from contextlib import suppress
 from resource import RUSAGE_SELF, getrusage
 
 import pytest
 
-from shoal.runtime import greeting
+from shoal.runtime import greeting, rejoining
 from shoal.runtime.frames import (
     BYE,
     DATA,
@@ -124,6 +126,28 @@ def check_greeting(dice):
         assert said[-96:] == greeting.claim(KNOWN, (1, 0), greeting.hello(nonce), mine)[-96:]
 
 
+def check_table(dice):
+    table = {(TAKEN, dice.randrange(9), dice.randrange(9)): dice.getrandbits(60) for _ in range(5)}
+    data = bytearray(rejoining.packed(table))
+    assert opened(bytes(data), 9) == table
+    spoil(data, dice)
+    with suppress(NotAdmitted, EOFError):
+        assert len(opened(bytes(data), 9)) <= 9
+
+
+def opened(data, most):
+    stream = io.BytesIO(data)
+
+    def read(count):
+        assert count <= most * rejoining.ENTRY.size
+        some = stream.read(count)
+        if len(some) < count:
+            raise EOFError
+        return some
+
+    return rejoining.opened(read, most)
+
+
 @pytest.mark.fuzz
 def test_spoilt_streams_do_no_harm():
     dice, refused = random.Random(SEED), 0
@@ -131,6 +155,7 @@ def test_spoilt_streams_do_no_harm():
     for case in range(CASES):
         if case % 8 == 0:
             check_greeting(dice)
+            check_table(dice)
         else:
             refused += check_stream(dice)
         if case == 1000:

@@ -19,6 +19,7 @@ from shoal.runtime.frames import (
     Terms,
     Whole,
     on_bytes,
+    on_skip,
 )
 
 LAW = settings(max_examples=300, deadline=None, derandomize=True)
@@ -96,6 +97,32 @@ def test_a_frame_that_was_changed_is_refused_or_differs_only_in_itself(talk, at,
     assert len(refusals) <= 1
     if refusals:
         assert len(frames) <= len(talk)
+
+
+@LAW
+@given(talk=talks(), at=st.integers(0))
+def test_whatever_had_come_when_a_connection_broke_the_rest_makes_it_whole(talk, at):
+    data = sent(talk)
+    state, events = on_bytes(Reading.start(TERMS), data[: at % (len(data) + 1)])
+    came = [event.frame for event in events if isinstance(event, Whole)]
+    rest = [(frame, body) for frame, body in talk if frame.number >= state.due.get(frame[:3], 0)]
+    state, events = on_bytes(state.anew(), sent(rest))
+    came += [event.frame for event in events if isinstance(event, Whole)]
+    assert came == [frame for frame, _ in talk]
+    assert not state.refused
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "may"),
+    [((TAKEN, 1, 2), 7, True), ((DATA, 0, 1), 7, True), ((DATA, 0, 0), 7, False)],
+    ids=["counts", "news", "messages"],
+)
+def test_only_news_may_be_left_out(key, number, may):
+    state = on_skip(Reading.start(Terms.of(BODIES, [(DATA, 0, 1)])), key, number)
+    assert bool(state.refused) != may
+    if may:
+        assert state.due == {key: number}
+        assert on_skip(state, key, number - 1).refused, "back to what had come"
 
 
 @LAW

@@ -41,7 +41,7 @@ class Asking:
     def hear(self, frame: Frame) -> None:
         """A turn was granted, from a version."""
         self._least[frame.end] = frame.stamp
-        self._granted[frame.end] += 1
+        self._granted[frame.end] = frame.number + 1
         stile = self._channel.turnstile
         for source in stile.sheet.gate.sources[frame.end]:
             for bell in stile.readers[source] if stile.readers else ():

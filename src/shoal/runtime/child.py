@@ -17,13 +17,15 @@ from typing import Any
 
 from shoal.errors import ShoalError, user_place
 from shoal.runtime.board import BANKS, FINAL, SNAP, START, OpenBoard, SharedLimit, watch_parent
-from shoal.runtime.channels import Channel, Silent
+from shoal.runtime.channels import Bell, Channel, Silent
 from shoal.runtime.fire import Replica
 from shoal.runtime.joining import join_lines
 from shoal.runtime.lines import Lines
+from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Orders, Seat
 from shoal.runtime.packing import Sent
+from shoal.runtime.porter import Wakes
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.tcp import TcpChannel
 from shoal.runtime.team import Stopped, Team
@@ -173,6 +175,7 @@ class _Hall:
         held = board.read(START)
         past = {name: held[name] for name in orders.past}
         self._start = Snapshot(orders.first, held, past)
+        self._links: Links | None = None
         self.close: Callable[[], None] = lambda: None  # once there are connections, ends them
         self._hear()
 
@@ -201,7 +204,7 @@ class _Hall:
         links, channels = join_lines(lines, orders.number, listener, board, of)
         self._channels |= channels
         self._board.look_out(links.check)
-        self.close = links.close
+        self._links, self.close = links, links.close
 
     @property
     def sent(self) -> dict[str, Sent]:
@@ -233,11 +236,24 @@ class _Hall:
         for worker in workers:
             if worker.replica in self._at:
                 worker.go_on(self._at[worker.replica], self._snapped)
-        bell = self._board.bell(number, self._orders.spin)
+        bell = self._bell(number)
         serve = self._orders.serve.get(fragment)
         many = crew.run_many if serve else None
         team = Team(workers, channels, bell, serve, many)
-        return number, team.tells(partial(self._board.note, number)), workers
+        return number, team.tells(partial(self._tell, number)), workers
+
+    def _bell(self, number: int) -> Bell:
+        """The bell that a team waits by; with connections to read, it reads them while it waits."""
+        orders, board = self._orders, self._board
+        if self._links is None:
+            return board.bell(number, orders.spin)
+        alone = not orders.rings.rings and len(orders.seats) == 1
+        return self._links.bell(board.bell(number), Wakes(board.check, alone), orders.spin)
+
+    def _tell(self, number: int, text: str) -> None:
+        """Let the driver see what a team waits for, and if a connection is the cause."""
+        broken = self._links.broken if self._links is not None and text else ""
+        self._board.note(number, f"{broken}; {text}" if broken else text)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ holds more than one head. Whatever isn't expected exactly so is refused, and end
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-MAGIC, VERSION = b"SHOL", 1
+MAGIC, VERSION = b"SHOL", 2
 HEAD = Struct("<4sBBHHHQqQ")  # magic, version, kind, channel, end, nothing, number, stamp, length
 # A message; how many were taken; how many were put; may I begin; you have begun; I have ended.
 DATA, TAKEN, COUNT, ASK, GRANT, BYE = range(1, 7)
@@ -39,12 +39,15 @@ class Terms(NamedTuple):
     """What a connection may carry: for each kind, channel and end, how long a body may be."""
 
     known: Mapping[Key, tuple[int, int, int]]  # which count is its, the least and most bytes
+    news: frozenset[Key] = frozenset()  # those of which only the newest counts
 
     @staticmethod
-    def of(bodies: Mapping[Key, tuple[int, int]]) -> Terms:
+    def of(bodies: Mapping[Key, tuple[int, int]], news: Iterable[Key] = ()) -> Terms:
         """Terms with the least and most bytes of each; the other side may always end."""
         every = {**bodies, (BYE, 0, 0): (0, 0)}
-        return Terms({key: (i, *bounds) for i, (key, bounds) in enumerate(every.items())})
+        known = {key: (i, *bounds) for i, (key, bounds) in enumerate(every.items())}
+        totals = [key for key in known if key[0] in (TAKEN, COUNT)]
+        return Terms(known, frozenset([*totals, *news]))
 
 
 class Reading(NamedTuple):
@@ -69,6 +72,20 @@ class Reading(NamedTuple):
         if self.refused:
             return 0
         return self.left if self.frame else HEAD.size - len(self.head)
+
+    @property
+    def due(self) -> dict[Key, int]:
+        """How many of each kind, channel and end have come whole, where any have."""
+        if self.frame:
+            return self.anew().due
+        return {key: n for key, (at, *_) in self.terms.known.items() if (n := self.numbers[at])}
+
+    def anew(self) -> Reading:
+        """As it goes on over a new connection: of what has half come, nothing has."""
+        if self.frame is None:
+            return Reading(self.terms, self.numbers)
+        at = self.terms.known[self.frame[:3]][0]
+        return Reading(self.terms, _with(self.numbers, at, self.frame.number))
 
 
 class Begun(NamedTuple):
@@ -125,7 +142,7 @@ def on_head(state: Reading, data: bytes) -> tuple[Reading, list[Event]]:
         why = _why(state, head)
         return state._replace(head=b"", refused=why), [Refused(why)]
     frame = Frame(kind, channel, end, number, stamp, length)
-    numbers = (*numbers[:at], number + 1, *numbers[at + 1 :])
+    numbers = _with(numbers, at, number + 1)
     if length == 0:
         return Reading(terms, numbers), [Begun(frame), Whole(frame)]
     return Reading(terms, numbers, b"", frame, length), [Begun(frame)]
@@ -138,6 +155,20 @@ def on_body(state: Reading, count: int) -> tuple[Reading, list[Event]]:
     if count < state.left:
         return state._replace(left=state.left - count), []
     return Reading(state.terms, state.numbers), [Whole(state.frame)]
+
+
+def on_skip(state: Reading, key: Key, number: int) -> Reading:
+    """What comes next of news is of this number: those between are older and won't come."""
+    at, *_ = state.terms.known.get(key, _NOBODY)
+    if at < 0 or key not in state.terms.news or number < state.numbers[at]:
+        kind, channel, end = key
+        which = f"{KINDS.get(kind, f'kind {kind}')} of end {end} on channel {channel}"
+        return state._replace(refused=f"{which} can't go on with {number}")
+    return state._replace(numbers=_with(state.numbers, at, number))
+
+
+def _with(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:at], number, *numbers[at + 1 :])
 
 
 def _why(state: Reading, head: bytes) -> str:

@@ -17,8 +17,8 @@ NONCE = 32
 TOKEN = 32  # bytes of a run's token
 HELLO = Struct("<4sB3x32s")  # magic, version, nonce
 CLAIM = Struct("<4sBBHH2x32s32s32s")  # magic, version, kind, who, whom, layout, nonce, proof
-CLAIMS = (b"claim", b"again")  # what is claimed, by kind
-AGAIN = 1
+CLAIMS = (b"claim", b"again", b"resume")  # what is claimed, by kind
+FIRST, AGAIN, RESUME = range(3)
 WELCOME = Struct("<32s")
 
 
@@ -49,7 +49,8 @@ def hello(nonce: bytes) -> bytes:
 def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes, kind: int = 0) -> bytes:
     """The answer of who connects; `ends` are who it is and whom it wants.
 
-    Of kind `AGAIN` it takes the place of one that was connected before.
+    Of kind `AGAIN` it takes the place of one that was connected before, of kind `RESUME` it is
+    that one, whose connection broke.
     """
     theirs = _opened(said, HELLO)[2]
     proof = _proof(known, CLAIMS[kind], ends, theirs + nonce)
@@ -57,10 +58,10 @@ def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes, kind: i
 
 
 class Guest(NamedTuple):
-    """Who connects, whether in another's place, and the answer that lets it in."""
+    """Who connects, what it claims, and the answer that lets it in."""
 
     who: int
-    again: bool
+    kind: int
     answer: bytes
 
 
@@ -76,7 +77,7 @@ def welcome(known: Pass, me: int, nonce: bytes, said: bytes) -> Guest:
     if layout != known.layout:
         raise NotAdmitted(f"worker {who} has another plan's channels")
     answer = WELCOME.pack(_proof(known, b"welcome", (who, whom), theirs + nonce))
-    return Guest(who, kind == AGAIN, answer)
+    return Guest(who, kind, answer)
 
 
 def check_welcome(known: Pass, ends: tuple[int, int], nonces: bytes, said: bytes) -> None:

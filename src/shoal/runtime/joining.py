@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.planning.policy import takes_some
 from shoal.runtime.channels import Bell, take_back
-from shoal.runtime.frames import Frame, Key, Terms
+from shoal.runtime.frames import DATA, Frame, Key, Terms
 from shoal.runtime.lines import Lines
 from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory
@@ -71,7 +71,7 @@ def join_lines(
     """
     check, lose = board
     links = Links(me, lines.names, lines.known, check)
-    links.told_by = lines.told(me)
+    links.told_by, links.loose, links.rejoin = lines.told(me), lines.loose, lines.rejoin
     links.join(listener, lines.others(me), lines.addresses)
 
     def wake() -> None:
@@ -105,10 +105,14 @@ def open_lines(
         words = iter(struct.unpack(f"<{len(told) // 8}Q", told))
         for channel in every:
             channel.adopt(other, words)
-    terms = {
-        other: Terms.of({k: b for channel in every for k, b in channel.bodies(other)})
-        for other in links.links
-    }
+    terms = {other: _terms(every, other) for other in links.links}
     due = {o: {k: n for c in every for k, n in c.due(o)} for o in links.told}
     links.read(terms, _Ears(every, lose), wake, due)
     return dict(zip(rings, every, strict=True))
+
+
+def _terms(every: Sequence[TcpChannel], other: int) -> Terms:
+    """What another worker may send."""
+    bodies = {key: bounds for channel in every for key, bounds in channel.bodies(other)}
+    news = [key for key in bodies if key[0] == DATA and every[key[1]].is_news]
+    return Terms.of(bodies, news)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shoal.planning.policy import Latest
 from shoal.runtime.gates import Sheet
 from shoal.runtime.greeting import Pass, digest
-from shoal.runtime.links import Address
+from shoal.runtime.links import REJOIN, Address
 from shoal.runtime.shm import Rings
 
 
@@ -23,6 +23,7 @@ class Lines:
     addresses: tuple[Address, ...]
     token: bytes
     loose: frozenset[int] = frozenset()  # workers whose place others may take
+    rejoin: float = REJOIN  # seconds in which a broken connection has to be made again
 
     def __repr__(self) -> str:
         return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token

@@ -1,8 +1,8 @@
-"""Connections between workers of different hosts: how they are made, and what becomes of them.
+"""Connections between workers of different hosts: how they are made, and made again.
 
-A thread for each connection reads it, into memory that is there before; who has something to send
-sends it itself. There is always room for what may come (channels see to that), so readers never
-wait for anybody, and nobody who sends can wait for ever on a worker that lives.
+Who has something to send sends it itself. There is always room for what may come (channels see to
+that), so readers never wait for anybody, and nobody who sends can wait for ever on a worker that
+lives.
 """
 
 from __future__ import annotations
@@ -13,164 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from shoal.errors import RunError
 from shoal.runtime import greeting
-from shoal.runtime.frames import (
-    BYE,
-    HEAD,
-    Begun,
-    Frame,
-    Key,
-    Reading,
-    Refused,
-    Terms,
-    on_body,
-    on_head,
-)
+from shoal.runtime.channels import Bell
+from shoal.runtime.frames import Terms
 from shoal.runtime.greeting import Guest, NotAdmitted, Pass
+from shoal.runtime.inbox import Ears, Inbox
+from shoal.runtime.link import GRACE, GREETING, Link, broken_ones
 from shoal.runtime.logs import Say, to_stderr
-from shoal.runtime.sockets import fill, is_delivered, send_all, some, tuned, why_of, within
+from shoal.runtime.porter import LineBell, Porter, Wakes
+from shoal.runtime.rejoining import Table
+from shoal.runtime.sockets import why_of, within
 
 Address = tuple[str, int]
-GREETING = 5.0  # seconds that who connects has to prove who it is
 PENDING = 32  # connections that may be proving it at once; more are turned away
 PATIENCE = 120.0  # seconds that workers wait for each other to start
+REJOIN = 30.0  # seconds in which a connection that broke has to be made again
+LOOSE = 2.0  # the same, for a worker that can be done without
 LINGER = 2.0  # seconds that what was sent has to arrive when a worker ends
-GRACE = 5.0  # seconds that somebody else has to say why a worker is gone
-AHEAD = 16 * HEAD.size  # bytes that may be read before it is known where they belong
-
-
-class Ears(Protocol):
-    """Who hears what comes on a connection."""
-
-    def room(self, frame: Frame) -> Sequence[Any]:
-        """Buffers for a frame's body."""
-        ...
-
-    def arrived(self, frame: Frame) -> None:
-        """A frame has come whole."""
-        ...
-
-    def gone(self, other: int) -> None:
-        """A worker that can be done without is gone."""
-        ...
-
-    def again(self, other: int, let_in: Callable[[bytes], None]) -> dict[Key, int]:
-        """Tell another that takes its place where it had been; what is due from it."""
-        ...
-
-
-@dataclass
-class Link:
-    """A connection to one other worker, from when it stands until one of them ends."""
-
-    name: str
-    sock: socket.socket
-    check: Callable[[], None]
-    lost: str = ""  # why it is gone, if it didn't end well
-    since: float = 0.0
-    ended: bool = False
-    loose: bool = False  # it can be done without: what it is sent while it is gone is dropped
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def send(self, frame: Frame, body: Iterable[Any] = ()) -> None:
-        """Send a frame, waiting for room on the way; dropped if the other has ended."""
-        views = [frame.packed(), *body]
-        with self._lock:
-            if self.ended or (self.loose and self.lost):
-                return
-            try:
-                if not self.lost:
-                    send_all(self.sock, views, HEAD.size + frame.length, self.check)
-                    return
-            except OSError as error:
-                self.lose(why_of(error))
-        if not self.loose:
-            self._bear()
-
-    def _bear(self) -> None:
-        """The other is gone: let whoever knows why say so first."""
-        while not self.ended:
-            self.check()
-            check_link(self)
-            threading.Event().wait(0.02)
-
-    def cut(self) -> None:
-        """Let nobody send or read here any more."""
-        self.lose("another takes its place")
-        with suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def renew(self, sock: socket.socket) -> None:
-        """Another has taken the place of the one that was there."""
-        with self._lock:
-            self.sock.close()
-            self.sock, self.lost, self.ended = sock, "", False
-
-    def lose(self, why: str) -> None:
-        """Note that the connection is gone."""
-        if not (self.lost or self.ended):
-            self.since = time.monotonic()
-            self.lost = why
-
-    def read(self, terms: Terms, ears: Ears, due: Mapping[Key, int] | None = None) -> None:
-        """Read frames until the other ends; what isn't a frame ends the connection.
-
-        Heads are read ahead, many at once where they have no bodies; bodies go where they belong.
-        """
-        state, ahead = Reading.start(terms, due), memoryview(bytearray(AHEAD))
-        first = last = 0  # what is read ahead and not looked at yet
-        while True:
-            if last - first < HEAD.size:
-                ahead[: last - first] = bytes(ahead[first:last])
-                first, last = 0, last - first
-                last += some(self.sock, ahead[last:])
-                continue
-            state, events = on_head(state, bytes(ahead[first : first + HEAD.size]))
-            first += HEAD.size
-            event = events[0]
-            if isinstance(event, Refused):
-                raise NotAdmitted(event.why)
-            assert isinstance(event, Begun)
-            frame = event.frame
-            if frame.kind == BYE:
-                self.ended = True
-                return
-            if frame.length:
-                first += fill(self.sock, ears.room(frame), ahead[first:last])
-                state, _ = on_body(state, frame.length)
-            ears.arrived(frame)
-
-    def close(self) -> None:
-        """Say that this worker has ended, unless the other has."""
-        with suppress(OSError), self._lock:
-            if not (self.lost or self.ended):
-                self.sock.settimeout(0.5)
-                self.sock.sendall(Frame(BYE, 0, 0, 0).packed())
-            self.sock.shutdown(socket.SHUT_WR)
-
-    def is_done(self) -> bool:
-        """Whether nothing of what was sent is still on its way."""
-        if self.lost or self.ended:
-            return True
-        try:
-            return is_delivered(self.sock)
-        except OSError:
-            return True
-
-
-def check_link(link: Link) -> None:
-    """Raise if a worker has been gone for so long that nobody else will say why."""
-    if link.loose:
-        return
-    if link.lost and not link.ended and time.monotonic() - link.since >= GRACE:
-        raise RunError(
-            f"the connection to worker {link.name} is lost: {link.lost}",
-            "Its own output, marked with its name, may say why; or its host is gone.",
-        )
 
 
 class Links:
@@ -187,22 +48,30 @@ class Links:
         self.me, self.names, self._known = me, names, known
         self._check, self._say = check, say
         self.links: dict[int, Link] = {}
-        self.told_by: dict[int, int] = {}  # where one may join late, words that it is told
-        self.told: dict[int, bytes] = {}  # what this worker was told, where it has joined late
-        self._readers: dict[int, threading.Thread] = {}
-        self._ears: Ears | None = None
-        self._terms: Mapping[int, Terms] = {}
-        self._wake: Callable[[], None] = lambda: None
+        self._addresses: dict[int, Address] = {}  # of those that this worker connects to
         self._news = threading.Condition()
         self._pending = threading.BoundedSemaphore(PENDING)
         self._refused = 0
         self._closed = False
         self._listener: socket.socket | None = None
+        self._porter: Porter | None = None
+        self._terms: Mapping[int, Terms] = {}
+        self._ears: Ears | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self.rejoin = REJOIN
+        self.loose: frozenset[int] = frozenset()  # workers whose place others may take
+        self.told_by: dict[int, int] = {}  # where one may join late, words that it is told
+        self.told: dict[int, bytes] = {}  # what this worker was told, where it has joined late
 
     def check(self) -> None:
         """Raise if a worker has been gone for too long."""
         for link in list(self.links.values()):
-            check_link(link)
+            link.check()
+
+    @property
+    def broken(self) -> str:
+        """Which connections are being made again, and why; nothing if none is."""
+        return broken_ones(self.links.values())
 
     def join(
         self, listener: socket.socket | None, others: Iterable[int], addresses: Sequence[Address]
@@ -217,7 +86,8 @@ class Links:
         if listener is not None and (after or self.told_by):
             threading.Thread(target=self._admit, args=(listener, after), daemon=True).start()
         for other in sorted(others - after):
-            sock = self._connect(other, addresses[other])
+            self._addresses[other] = addresses[other]
+            sock = self._meet(other)
             if sock is not None:
                 self._stand(other, sock)
         until = time.monotonic() + PATIENCE
@@ -235,10 +105,10 @@ class Links:
     def _stand(self, other: int, sock: socket.socket) -> None:
         with self._news:
             if other in self.links:  # nothing was read from it yet
-                self.links[other].renew(tuned(sock))
+                self.links[other].renew(sock)
             else:
-                loose = other in self.told_by and self._listener is not None
-                self.links[other] = Link(self.names[other], tuned(sock), self._check, loose=loose)
+                loose = other in self.loose
+                self.links[other] = Link(self.names[other], sock, self._check, loose=loose)
             self._news.notify_all()
 
     def read(
@@ -246,43 +116,100 @@ class Links:
         terms: Mapping[int, Terms],
         ears: Ears,
         wake: Callable[[], None],
-        due: Mapping[int, Mapping[Key, int]] | None = None,
+        due: Mapping[int, Table] | None = None,
     ) -> None:
         """Begin to read every connection; `wake` whoever waits when one is gone.
 
         `due` is what each sends first, where that isn't the first of all.
         """
         with self._news:
-            self._ears, self._wake, self._terms = ears, wake, terms
-            for other in self.links:
-                self._begin(other, (due or {}).get(other, {}))
+            self._wake, self._ears, self._terms = wake, ears, terms
+            self._porter = Porter(self._failed)
+            for other, link in self.links.items():
+                link.inbox = Inbox(terms[other], ears, (due or {}).get(other))
+                self._porter.add(link)
 
-    def _begin(self, other: int, due: Mapping[Key, int]) -> None:
-        self._readers[other] = threading.Thread(target=self._read, args=(other, due), daemon=True)
-        self._readers[other].start()
+    def bell(self, bell: Bell, wakes: Wakes, spin: float = 0.0) -> LineBell:
+        """A bell whose owner reads for itself while it waits."""
+        assert self._porter is not None
+        return LineBell(bell, self._porter, wakes, spin)
 
-    def _read(self, other: int, due: Mapping[Key, int]) -> None:
-        link, ears = self.links[other], self._ears
-        assert ears is not None
+    # What becomes of them.
+
+    def _failed(self, link: Link, error: BaseException) -> None:
+        """A connection ended, broke, or brought what isn't believed."""
+        other = next(o for o, one in self.links.items() if one is link)
         try:
-            link.read(self._terms[other], ears, due)
-        except NotAdmitted as refusal:
-            self._note(f"{link.name}: {refusal}")
-            link.lose(f"it sent {refusal}")
-            with suppress(OSError):
-                link.sock.shutdown(socket.SHUT_RDWR)
-        except (OSError, EOFError) as error:
-            link.lose(why_of(error))
-        except BaseException as error:
-            link.lose(f"{type(error).__name__}: {error}")
-            raise
+            if isinstance(error, (OSError, EOFError)) and not link.ended:
+                self._broke(other, why_of(error))
+                return
+            if not link.ended:
+                refused = isinstance(error, NotAdmitted)
+                why = f"it sent {error}" if refused else f"{type(error).__name__}: {error}"
+                link.fall(why, GRACE)
+                link.refused = True
+                if not refused:
+                    raise error
+                self._note(f"{link.name}: {error}")
+            self._give_up(other)
         finally:
-            if link.loose and not self._closed:
-                ears.gone(other)
             self._wake()
+
+    def _broke(self, other: int, why: str) -> None:
+        """Make a connection again, or wait until the other does."""
+        link = self.links[other]
+        link.fall(why, min(LOOSE, self.rejoin) if link.loose else self.rejoin)
+        if not self._closed and (link.loose or other in self._addresses):
+            threading.Thread(target=self._mend, args=(other,), daemon=True).start()
+
+    def _mend(self, other: int) -> None:
+        link = self.links[other]
+        while link.is_broken and not self._closed and link.left > 0:
+            sock = None
+            try:
+                if other in self._addresses:
+                    sock = self._connect(other, link.left, greeting.RESUME)
+                    self._resume(link, sock)
+            except (NotAdmitted, OSError, EOFError, RunError) as error:
+                link.tried = _told(error)
+                if sock is not None:
+                    sock.close()
+            threading.Event().wait(0.05)
+        with link.mending:
+            if link.is_broken:
+                self._give_up(other)
+        self._wake()
+
+    def _give_up(self, other: int) -> None:
+        """A worker that can be done without doesn't come back; another may take its place."""
+        link = self.links[other]
+        if link.loose and not (link.away or self._closed):
+            link.away = True
+            assert self._ears is not None
+            self._ears.gone(other)
+
+    def _resume(self, link: Link, sock: socket.socket) -> None:
+        """Go on over a new connection, whether the old one is known to be gone or not."""
+        porter = self._porter
+        with link.mending:
+            if porter is None or link.refused or link.ended or link.away:
+                raise NotAdmitted(f"worker {link.name} isn't expected here")
+            porter.drop(link)
+            link.fall("the other side made it again", self.rejoin)
+            why, since = link.broken, link.since
+            link.resume(sock, lambda: porter.add(link))
+            self._say(
+                f"the connection to worker {link.name} broke ({why}) and was made again after "
+                f"{time.monotonic() - since:.1f} s"
+            )
+        self._wake()
 
     def close(self) -> None:
         """End all connections, so that the others know that it was meant."""
+        with suppress(Exception):  # what is to stop at once, stops
+            while any(link.is_wanted for link in self.links.values()):
+                self._check()
+                threading.Event().wait(0.02)
         self._closed = True
         if self._listener is not None:
             with suppress(OSError):  # wakes who accepts
@@ -293,6 +220,8 @@ class Links:
         until = time.monotonic() + LINGER
         while time.monotonic() < until and not all(x.is_done() for x in self.links.values()):
             threading.Event().wait(1e-3)
+        if self._porter is not None:
+            self._porter.close()
 
     def _note(self, line: str) -> None:
         """Say who was refused; of very many only some."""
@@ -325,54 +254,81 @@ class Links:
             sock.sendall(greeting.hello(nonce))
             said = within(sock, greeting.CLAIM.size, GREETING)
             guest = greeting.welcome(self._known, self.me, nonce, said)
-            who = guest.who
-            if guest.again and who in self.told_by:
-                self._greet_again(guest, sock)
-                return
-            if guest.again or who not in others or who in self.links:
-                raise NotAdmitted(f"worker {who} isn't expected here")
-            sock.sendall(guest.answer)
-            self._stand(who, sock)
+            self._let_in(guest, sock, others)
         except (NotAdmitted, OSError, EOFError) as error:
             sock.close()
             if not self._closed:
-                self._note(f"{host}: {error if isinstance(error, NotAdmitted) else why_of(error)}")
+                self._note(f"{host}: {_told(error)}")
         finally:
             self._pending.release()
 
-    def _greet_again(self, guest: Guest, sock: socket.socket) -> None:
+    def _let_in(self, guest: Guest, sock: socket.socket, others: set[int]) -> None:
+        """Let one in that may come as it says."""
+        who, link = guest.who, self.links.get(guest.who)
+        if guest.kind == greeting.AGAIN and who in self.loose:
+            self._replace(guest, sock)
+        elif guest.kind == greeting.RESUME and link is not None:
+            sock.sendall(guest.answer)
+            self._resume(link, sock)
+        elif guest.kind == greeting.FIRST and who in others and link is None:
+            sock.sendall(guest.answer)
+            self._stand(who, sock)
+        else:
+            raise NotAdmitted(f"worker {who} isn't expected here")
+
+    def _replace(self, guest: Guest, sock: socket.socket) -> None:
         """Let one in that takes the place of another, and tell it how far that one had come."""
         other = guest.who
         with self._news:
-            if self._ears is None:  # nobody has come anywhere yet
+            porter, ears = self._porter, self._ears
+            if porter is None or ears is None:  # nobody has come anywhere yet
                 sock.sendall(guest.answer + bytes(8 * self.told_by[other]))
                 self._stand(other, sock)
                 return
             link = self.links[other]
-            link.cut()
-            self._readers[other].join(GREETING)
+            self._addresses.pop(other, None)  # it has no door
+            with link.mending:
+                porter.drop(link)
+                link.fall("another takes its place", LOOSE)
+                self._give_up(other)
 
-            def let_in(words: bytes) -> None:
-                sock.sendall(guest.answer + words)
-                link.renew(tuned(sock))
+                def let_in(words: bytes) -> None:
+                    sock.sendall(guest.answer + words)
+                    link.renew(sock)
 
-            self._begin(other, self._ears.again(other, let_in))
+                due = ears.again(other, let_in)
+                link.inbox = Inbox(self._terms[other], ears, due)
+                porter.add(link)
 
     # Who connects.
 
-    def _connect(self, other: int, address: Address) -> socket.socket | None:
-        """A connection; none if another in its place has come here meanwhile."""
-        until, pause, why = time.monotonic() + PATIENCE, 0.02, ""
-        while time.monotonic() < until:
+    def _meet(self, other: int) -> socket.socket | None:
+        """A first connection; none if another in its place has come here meanwhile."""
+
+        def check() -> None:
             self._check()
             if other in self.links:
-                return None
+                raise _HasCome
+
+        kind = greeting.AGAIN if self._listener is None else greeting.FIRST
+        try:
+            return self._connect(other, PATIENCE, kind, check)
+        except _HasCome:
+            return None
+
+    def _connect(
+        self, other: int, seconds: float, kind: int, check: Callable[[], None] = lambda: None
+    ) -> socket.socket:
+        address, until = self._addresses[other], time.monotonic() + seconds
+        pause, why = 0.02, ""
+        while (left := until - time.monotonic()) > 0 and not self._closed:
+            check()
             sock = None
             try:
-                sock = socket.create_connection(address, timeout=GREETING)
-                return self._introduce(other, sock)
+                sock = socket.create_connection(address, timeout=min(left, GREETING))
+                return self._introduce(other, sock, kind)
             except (NotAdmitted, OSError, EOFError) as error:
-                why = str(error) if isinstance(error, NotAdmitted) else why_of(error)
+                why = _told(error)
                 if sock is not None:
                     sock.close()
             threading.Event().wait(pause)
@@ -382,10 +338,9 @@ class Links:
             "Its host must reach this one: look at its firewall, and at its own output.",
         )
 
-    def _introduce(self, other: int, sock: socket.socket) -> socket.socket:
+    def _introduce(self, other: int, sock: socket.socket, kind: int) -> socket.socket:
         ends, mine = (self.me, other), os.urandom(greeting.NONCE)
         said = within(sock, greeting.HELLO.size, GREETING)
-        kind = greeting.AGAIN if self._listener is None else 0
         sock.sendall(greeting.claim(self._known, ends, said, mine, kind))
         nonces = mine + greeting.nonce_of(said)
         answer = within(sock, greeting.WELCOME.size, GREETING)
@@ -393,3 +348,12 @@ class Links:
         if kind == greeting.AGAIN:
             self.told[other] = within(sock, 8 * self.told_by.get(other, 0), GREETING)
         return sock
+
+
+class _HasCome(Exception):
+    """Another has connected in the place of the one that was to be reached."""
+
+
+def _told(error: BaseException) -> str:
+    """Why somebody isn't reached or refused, in words."""
+    return str(error) if isinstance(error, (NotAdmitted, RunError)) else why_of(error)

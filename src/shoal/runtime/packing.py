@@ -54,6 +54,7 @@ class Parcel:
         ]
         self.length = sum(sizes)
         self._whole = np.empty(self.length, np.uint8)
+        self._bytes: memoryview = self._whole.data
         ends = np.cumsum([0, *sizes])
         self.arrays: list[np.ndarray] = [
             self._whole[first:last].view(kind).reshape(shape)
@@ -67,20 +68,16 @@ class Parcel:
 
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
         """What is to be sent of these values, and how many bytes that is."""
-        views = []
         for x, room in zip(values, self.arrays, strict=True):
-            lies = x.shape == room.shape and x.dtype == room.dtype and x.flags.c_contiguous
-            if self.is_squeezed or not lies:
-                room[...] = x
-            views.append(raw(x if lies else room))
+            room[...] = x
         if not self.is_squeezed:
-            return views, self.length
+            return [self._bytes], self.length
         import lz4.block
 
         squeezed = lz4.block.compress(self._whole, store_size=False)
         if len(squeezed) < self.length:
             return [squeezed], len(squeezed)
-        return [self._whole], self.length
+        return [self._bytes], self.length
 
     def room(self, length: int) -> np.ndarray:
         """Where a message of so many bytes is to be read to before it is unpacked."""

@@ -117,10 +117,6 @@ class ShmChannel:
             fence()
         self.turnstile.did_put(end)
 
-    def version(self, end: int) -> int:
-        """What an end's newest message was made from."""
-        return self._versions[self._mark((end, self.turnstile.counts.puts[end] - 1))]
-
     @property
     def slots(self) -> int:
         """How many messages of one end it holds."""

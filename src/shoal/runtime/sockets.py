@@ -1,4 +1,4 @@
-"""Sockets: how whole buffers are sent and filled, and what is said when that fails."""
+"""Sockets: how whole buffers are sent, and what is said when that fails."""
 
 from __future__ import annotations
 
@@ -66,38 +66,10 @@ def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[
             continue
         left -= sent
         if left:
-            views = _after(views, sent)
+            views = after(views, sent)
 
 
-def some(sock: socket.socket, view: memoryview) -> int:
-    """Wait for at least one byte."""
-    count = sock.recv_into(view)
-    if count == 0:
-        raise EOFError
-    return count
-
-
-def fill(sock: socket.socket, views: Sequence[Any], ahead: memoryview) -> int:
-    """Wait until all these buffers are full; how many bytes of them had been read ahead."""
-    used = 0
-    while views and used < len(ahead):
-        view = memoryview(views[0])
-        count = min(len(view), len(ahead) - used)
-        view[:count] = ahead[used : used + count]
-        used += count
-        views = _after(views, count)
-    while views:
-        if len(views) == 1:
-            count = sock.recv_into(views[0], 0, socket.MSG_WAITALL)
-        else:
-            count = sock.recvmsg_into(views[:MOST_VIEWS], 0, socket.MSG_WAITALL)[0]
-        if count == 0:
-            raise EOFError
-        views = _after(views, count)
-    return used
-
-
-def _after(views: Sequence[Any], done: int) -> list[Any]:
+def after(views: Sequence[Any], done: int) -> list[Any]:
     """What is left of buffers of bytes when so many of them are done with."""
     for i, view in enumerate(views):
         if done < len(view):

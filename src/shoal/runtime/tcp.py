@@ -11,17 +11,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from shoal.planning.policy import Latest, Packed, Queue, takes_some
+from shoal.planning.policy import Latest, Queue, takes_some
 from shoal.runtime import frames
 from shoal.runtime.admission import Asking, Granting
 from shoal.runtime.channels import Message, Receive, Taken, Turnstile
 from shoal.runtime.frames import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key
 from shoal.runtime.lines import View
-from shoal.runtime.links import Link, Links
-from shoal.runtime.packing import Parcel, Sent, raw, total
-from shoal.runtime.shm import ShmChannel, Target, key_data
+from shoal.runtime.links import Links
+from shoal.runtime.packing import Sent, total
+from shoal.runtime.shm import ShmChannel, Target
+from shoal.runtime.ways import Room, Shelf, Way, parcel_of
 
 
 class TcpChannel:
@@ -37,21 +36,30 @@ class TcpChannel:
         is_long = isinstance(self._gate.flow, Queue) and not self._is_some
         self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
-        self._ways = {w: list(self._ways_from(w)) for w in mine}
-        # Who joins late is sent the newest again, so that is kept here too.
-        loose = self._is_news and any(w.link.loose for ways in self._ways.values() for w in ways)
-        self._is_near = {w: loose or bool(view.taking(w, me)) for w in mine}
         self.lock = threading.Lock()  # held while a message moves, and while somebody joins late
-        self._rooms: dict[int, list[_Room]] = {}
+        self._shelves: dict[Any, Shelf] = {}
+        self._ways = {w: list(self._ways_from(w)) for w in mine}
+        self._is_near = {w: bool(view.taking(w, me)) for w in mine}
+        self._rooms: dict[int, list[Room]] = {}
         self._admission = self._make_admission(mine)
 
-    def _ways_from(self, writer: int) -> Iterator[_Way]:
+    def _ways_from(self, writer: int) -> Iterator[Way]:
         view = self._view
         for other in sorted({view.readers[r] for r in self._gate.readers.get(writer, ())}):
             if other != self._links.me:
                 parts = self._ring.rooms(writer, 0, view.taking(writer, other))
-                name = view.number, writer, other
-                yield _Way(self._links.links[other], name, parts, self._sheet.packing)
+                link, key = self._links.links[other], (DATA, view.number, writer)
+                way = Way(other, key, link.send, self._shelf(writer, parts))
+                link.keep(key, way)
+                yield way
+
+    def _shelf(self, writer: int, parts: list[Target]) -> Shelf:
+        """Where an end's messages are packed; once for all workers that get the same of them."""
+        same = writer, repr([(room.shape, name, rows) for room, name, _, rows in parts])
+        if same not in self._shelves:
+            slots = 1 if self._is_news else self._ring.slots
+            self._shelves[same] = Shelf(parts, self._sheet.packing, slots, self.lock)
+        return self._shelves[same]
 
     def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
         if not (self._is_news and self._gate.admits):
@@ -65,6 +73,11 @@ class TcpChannel:
     def tell(self, worker: int, frame: Frame) -> None:
         """Send a frame without a body to another worker."""
         self._links.links[worker].send(frame)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether only the newest message counts."""
+        return self._is_news
 
     @property
     def view(self) -> View:
@@ -132,10 +145,10 @@ class TcpChannel:
             self._ring.begin_landing(frame.end, frame.number)
         return slots[frame.number % len(slots)].views(frame.length)
 
-    def _make_rooms(self, writer: int) -> list[_Room]:
+    def _make_rooms(self, writer: int) -> list[Room]:
         readers = self._view.taking(writer, self._links.me)
         how = self._sheet.packing
-        found = [_Room(self._ring.rooms(writer, s, readers), how) for s in range(self._ring.slots)]
+        found = [Room(self._ring.rooms(writer, s, readers), how) for s in range(self._ring.slots)]
         self._rooms[writer] = found
         return found
 
@@ -146,6 +159,7 @@ class TcpChannel:
             case frames.DATA:
                 slots = self._rooms[end]
                 slots[frame.number % len(slots)].settle(frame.length)
+                stile.counts.puts[end] = frame.number  # news may have been left out
                 self._ring.end_landing(end, frame.number, frame.stamp)
             case frames.TAKEN:
                 stile.counts.takes[end] = (frame.number + 1) * self._together
@@ -154,6 +168,7 @@ class TcpChannel:
             case frames.COUNT:
                 # Where the message comes too, it is counted with that.
                 if not self._view.taking(end, self._links.me):
+                    stile.counts.puts[end] = frame.number
                     stile.did_put(end)
             case _:
                 assert self._admission is not None
@@ -177,6 +192,8 @@ class TcpChannel:
             match what:
                 case "puts":
                     counts.puts[end] = word
+                    for way in self._ways[end]:
+                        way.count = word
                 case "takes":
                     counts.takes[end] = word
                 case "news":
@@ -189,13 +206,9 @@ class TcpChannel:
 
     def send_newest(self, other: int) -> None:
         """Send the newest again, to a worker that joins late."""
-        for writer, ways in self._ways.items() if self._is_news else ():
-            number = self.turnstile.counts.puts[writer] - 1
-            for way in ways if number >= 0 else ():
-                if way.worker == other:
-                    readers = self._view.taking(writer, other)
-                    rooms = self._ring.rooms(writer, number % self._ring.slots, readers)
-                    way.send_values([x for x, *_ in rooms], number, self._ring.version(writer))
+        for way in (way for ways in self._ways.values() for way in ways):
+            if self._is_news and way.worker == other:
+                way.send_newest()
 
     def due(self, other: int) -> Iterator[tuple[Key, int]]:
         """Of what another worker may send, the number of the next."""
@@ -219,7 +232,7 @@ class TcpChannel:
             readers = view.taking(writer, me)
             if worker == other and readers:
                 rooms = self._ring.rooms(writer, 0, readers)
-                yield (DATA, view.number, writer), _parcel(rooms, self._sheet.packing).bounds
+                yield (DATA, view.number, writer), parcel_of(rooms, self._sheet.packing).bounds
             if worker == other and me in view.beside(writer):
                 yield (COUNT, view.number, writer), (0, 0)
             if worker == me:
@@ -230,63 +243,3 @@ class TcpChannel:
             kind, asks = (ASK, other) if isinstance(self._admission, Granting) else (GRANT, me)
             ends = [end for end, worker in enumerate(view.readers) if worker == asks]
             yield from (((kind, view.number, end), (0, 0)) for end in ends)
-
-
-class _Way:
-    """The way of one end's messages to one other worker."""
-
-    def __init__(
-        self, link: Link, name: tuple[int, int, int], rooms: list[Target], how: Packed
-    ) -> None:
-        self.link = link
-        self._channel, self._end, self.worker = name
-        self._parts = [(name, is_key, rows) for _, name, is_key, rows in rooms]
-        self._parcel = _parcel(rooms, how)
-        self.sent = Sent()
-
-    def send(self, message: Message, number: int, version: int) -> None:
-        """Send arrays from where they lie, if they lie as they have to."""
-        values = []
-        for name, is_key, rows in self._parts:
-            x = message[name]
-            x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
-            values.append(x if rows is None else x[rows])
-        self.send_values(values, number, version)
-
-    def send_values(self, values: list[np.ndarray], number: int, version: int) -> None:
-        """Send arrays that are already as they have to be."""
-        views, length = self._parcel.pack(values)
-        self.link.send(Frame(DATA, self._channel, self._end, number, version, length), views)
-        count, plain, packed = self.sent
-        self.sent = Sent(count + 1, plain + self._parcel.plain, packed + length)
-
-
-class _Room:
-    """Where one message comes to lie; what lies otherwise on the way is read beside it."""
-
-    def __init__(self, rooms: list[Target], how: Packed) -> None:
-        self._rooms = [room for room, *_ in rooms]
-        self._parcel = _parcel(rooms, how)
-        parts = list(zip(self._rooms, self._parcel.arrays, strict=True))
-        direct = [room.flags.c_contiguous and room.dtype == x.dtype for room, x in parts]
-        self._moves = [pair for pair, is_direct in zip(parts, direct, strict=True) if not is_direct]
-        pairs = zip(parts, direct, strict=True)
-        self._views = [raw(room if is_direct else x) for (room, x), is_direct in pairs]
-
-    def views(self, length: int) -> list[Any]:
-        """Buffers for so many bytes."""
-        return [self._parcel.room(length)] if self._parcel.is_squeezed else self._views
-
-    def settle(self, length: int) -> None:
-        """All has come: unpack it, and move what is to lie elsewhere."""
-        if self._parcel.is_squeezed:
-            self._parcel.unpack(length)
-            for room, x in zip(self._rooms, self._parcel.arrays, strict=True):
-                room[...] = x
-            return
-        for room, x in self._moves:
-            room[...] = x
-
-
-def _parcel(rooms: list[Target], how: Packed) -> Parcel:
-    return Parcel([(room.shape, room.dtype) for room, *_ in rooms], how)

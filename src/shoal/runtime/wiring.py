@@ -11,7 +11,7 @@ from shoal.planning.policy import takes_some
 from shoal.runtime.gates import Sheet
 from shoal.runtime.greeting import TOKEN
 from shoal.runtime.lines import Lines
-from shoal.runtime.links import Address
+from shoal.runtime.links import REJOIN, Address
 from shoal.runtime.memory import Room
 from shoal.runtime.packing import check_packing
 from shoal.runtime.shm import Rings
@@ -72,4 +72,5 @@ def make_lines(
     room = Room()
     rings = Rings.plan(far, room)
     token, at = os.urandom(TOKEN), tuple(addresses)
-    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose)
+    rejoin = float(os.environ.get("SHOAL_REJOIN", REJOIN))
+    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose, rejoin)

@@ -1,0 +1,96 @@
+"""How a broken connection goes on as a new one: both sides say what has come, and what will.
+
+Each tells how many of every kind of frame it has; the other sends what is missing, from where it
+is kept. Of news only the newest is kept, so it also says which numbers won't come. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from struct import Struct
+from typing import Any, NamedTuple, Protocol
+
+from shoal.runtime.frames import BYE, MAGIC, VERSION, Frame, Key, Reading, on_skip
+from shoal.runtime.greeting import NotAdmitted
+
+TABLE = Struct("<4sBxxxI")  # magic, version, how many entries
+ENTRY = Struct("<BxHHxxQ")  # kind, channel, end, number
+Table = Mapping[Key, int]
+
+
+class Resent(NamedTuple):
+    """A frame that is sent again, with its body."""
+
+    frame: Frame
+    body: Sequence[Any]
+
+
+class Kept(Protocol):
+    """What was sent of one kind, channel and end, as far as it may be wanted again."""
+
+    @property
+    def count(self) -> int:
+        """How many were sent."""
+        ...
+
+    def since(self, number: int) -> list[Resent]:
+        """All from this number on; of news only the newest."""
+        ...
+
+
+class Newest:
+    """Of frames that need no body the newest, which says all that those before it did."""
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+
+    @property
+    def count(self) -> int:
+        """How many were sent."""
+        return self.frame.number + 1 if self.frame else 0
+
+    def since(self, number: int) -> list[Resent]:
+        """The newest, unless it has come."""
+        return [Resent(self.frame, ())] if self.frame and self.frame.number >= number else []
+
+
+def packed(table: Table) -> bytes:
+    """A table as it is sent."""
+    entries = [ENTRY.pack(*key, number) for key, number in sorted(table.items())]
+    return TABLE.pack(MAGIC, VERSION, len(entries)) + b"".join(entries)
+
+
+def opened(read: Callable[[int], bytes], most: int) -> dict[Key, int]:
+    """A table of at most so many entries; `read` gives exactly as many bytes as it is asked for."""
+    magic, version, count = TABLE.unpack(read(TABLE.size))
+    if magic != MAGIC or version != VERSION or count > most:
+        raise NotAdmitted("what came is no table of what it has")
+    data = read(count * ENTRY.size)
+    found = {(kind, channel, end): n for kind, channel, end, n in ENTRY.iter_unpack(data)}
+    if len(found) != count:
+        raise NotAdmitted("a table with an entry twice")
+    return found
+
+
+def missing(sent: Mapping[Key, Kept], due: Table) -> tuple[list[Resent], dict[Key, int]]:
+    """What another that has got `due` is to be sent again, and where numbers are left out."""
+    for key, number in due.items():
+        if key[0] == BYE or (key in sent and number > sent[key].count):
+            raise NotAdmitted(f"it has got {number} of {key}, and so many were not sent")
+    again: list[Resent] = []
+    skips: dict[Key, int] = {}
+    for key, kept in sent.items():
+        frames = kept.since(due.get(key, 0))
+        if frames and frames[0].frame.number != due.get(key, 0):
+            skips[key] = frames[0].frame.number
+        again += frames
+    return again, skips
+
+
+def skipped(state: Reading, skips: Table) -> Reading:
+    """What is due after a new connection was made."""
+    for key, number in skips.items():
+        state = on_skip(state, key, number)
+        if state.refused:
+            raise NotAdmitted(state.refused)
+    return state

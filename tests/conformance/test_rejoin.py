@@ -1,0 +1,157 @@
+"""A connection that breaks is made again: the same messages in the same order, none twice."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import shoal
+from conformance.lines import HANG, Thread, make_sheet, read, until, wait_put, wait_take, write
+from conformance.proxy import Proxy, some_cuts
+from conformance.test_channels import LINES, actor, beats, bounded_sheets, watch
+from conformance.test_hosts import FOUR, hosts
+from conformance.test_processes import children, largest
+from conformance.wired import Wired
+from laws.cases import graph_of, start_of
+from shoal.errors import LostError
+from shoal.planning.policy import Latest, Lockstep, takes_some
+from shoal.runtime import processes, wiring
+from shoal.runtime.porter import Wakes
+
+
+@contextmanager
+def through_proxies(sheets, cuts=(), rejoin=HANG):
+    """Ends in threads, whose connections go through proxies; how they wait differs."""
+    wired = Wired(sheets)
+    proxies = [Proxy(address, cuts) for address in wired.lines.addresses]
+    wired.lines = replace(wired.lines, addresses=tuple(p.address for p in proxies), rejoin=rejoin)
+    hall = wired.hall()
+    wired._join_all()
+    for links, me in zip(wired.links, wired.opened, strict=True):
+        links.rejoin, end = rejoin, wired.ends[me]
+        bell = hall.bells[end]
+        bell._check = partial(look_around, bell._check, links.check)
+        hall.bells[end] = links.bell(bell, Wakes(bell._check, alone=me % 2 == 0))
+    yield wired, hall, proxies
+    for links in wired.links:
+        links.rejoin = 0.0
+    for proxy in proxies:
+        proxy.close()
+    wired.close()
+
+
+def look_around(*checks):
+    for check in checks:
+        check()
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("flow", "writers", "readers", "values"), LINES, ids=str)
+def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, readers, values):
+    sheet = make_sheet(flow, writers, readers, values)
+    ticks = 60 * (writers if takes_some(flow) else 1)
+    puts = ticks * flow.take // writers if takes_some(flow) else ticks
+    with through_proxies({"c": sheet}, some_cuts(seed, 6, 2500)) as (_, hall, proxies):
+        jobs = [Thread(hall, write, end, 0, puts) for end in range(writers)]
+        reading = [Thread(hall, read, end, ticks) for end in range(readers)]
+        assert [job.result() for job in jobs] == [puts] * writers
+        for end, job in enumerate(reading):
+            turns = job.result().turns
+            if takes_some(flow):
+                every = sorted(turn for found in turns for turn in found)
+                assert every == [(w, n) for w in range(writers) for n in range(puts)]
+            else:
+                assert turns == [[(w, t) for w in sheet.gate.sources[end]] for t in range(ticks)]
+        assert sum(proxy.cut_count for proxy in proxies) >= 2
+
+
+def news(hall, size, first, last):
+    """Put some news."""
+    for number in range(first, last):
+        x = np.full((size, 3), number, np.float32)
+        hall.channels["c"].put(0, {"x": x, "y": np.full((2, size), number)}, number)
+
+
+def test_news_goes_on_with_the_newest_and_never_back():
+    sheets = {"c": make_sheet(Latest(None), 1, 1, rows=256)}
+    with through_proxies(sheets, some_cuts(0, 5, 100_000)) as (wired, hall, proxies):
+        reader = Thread(hall, watch, 300)
+        for first in range(0, 300, 10):
+            until(lambda: not any(links.broken for links in wired.links))
+            Thread(hall, news, 256, first, first + 10).result()
+        found = reader.result()
+        assert proxies[0].cut_count >= 3
+    assert all(least == most == version for least, most, version in found), "torn"
+    versions = [version for _, _, version in found]
+    assert versions == sorted(versions), "older news after newer"
+
+
+def test_a_bound_on_lag_holds_over_broken_connections():
+    sheets = bounded_sheets(3, 1, 2)
+    with through_proxies(sheets, some_cuts(1, 6, 4000)) as (_, hall, proxies):
+        free = [Thread(hall, actor, end) for end in range(3)]
+        lags = Thread(hall, beats, 0, 60, 1).result()
+        assert 0 <= min(lags) <= max(lags) <= 2
+        assert sum(job.result() for job in free) >= 60
+        assert sum(proxy.cut_count for proxy in proxies) >= 6
+
+
+@pytest.mark.parametrize("waits", ["r", "w"])
+def test_one_that_is_not_made_again_in_time_is_lost(waits):
+    sheets = {"c": make_sheet(Lockstep(0), 1, 1)}
+    with through_proxies(sheets, rejoin=0.4) as (wired, hall, proxies):
+        Thread(hall, write, 0, 0, 1).result()
+        Thread(hall, read, 0, 1).result()
+        proxies[0].is_open = False
+        proxies[0].cut()
+        job = (wait_take, 0, 1) if waits == "r" else (fill, 0)
+        waiting = Thread(hall, *job)
+        until(lambda: any(links.broken for links in wired.links))
+        with pytest.raises(LostError, match=r"it was not made again within 0.4 s"):
+            waiting.result()
+
+
+def fill(hall, end):
+    """Put until there is no more room, and wait for more."""
+    for number in range(1, 10):
+        wait_put(hall, end)
+        write(hall, end, number, number + 1)
+
+
+def test_a_stranger_cannot_take_a_connection_over():
+    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, hall, _):
+        theirs = wired.links[0].links if 1 in wired.links[0].links else wired.links[1].links
+        before = theirs[1].sock
+        strange = Wired(wired.sheets)
+        strange.lines = replace(strange.lines, addresses=wired.lines.addresses)
+        strange._check = lambda: None
+        strange.links, strange.opened = [], {}
+        threading.Thread(target=strange.join, args=(1,), daemon=True).start()
+        Thread(hall, write, 0, 0, 20)
+        assert len(Thread(hall, read, 0, 20).result().turns) == 20
+        assert theirs[1].sock is before
+
+
+def fused_ticks(ticks):
+    plan = shoal.plan(graph_of("chase"), shoal.fused(), hosts(1))
+    return shoal.run(plan, "inline", ticks=ticks, state=start_of("chase")).values
+
+
+def test_a_plan_over_hosts_gives_its_numbers_though_connections_break(monkeypatch):
+    proxies = []
+
+    def cut_lines(far, crowd, addresses, loose):
+        proxies[:] = [Proxy(a, some_cuts(n, 3, 6000)) for n, a in enumerate(addresses)]
+        return wiring.make_lines(far, crowd, [p.address for p in proxies], loose)
+
+    monkeypatch.setattr(processes, "make_lines", cut_lines)
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), FOUR)
+    result = shoal.run(plan, "processes", ticks=20, state=start_of("chase"))
+    assert sum(proxy.cut_count for proxy in proxies) >= 3
+    assert largest(result.values, fused_ticks(20)) < 1e-5
+    for proxy in proxies:
+        proxy.close()
+    assert children() == []
