@@ -5,7 +5,7 @@ environment step; spelled out, XLA fuses it into one (a third of the time of col
 environments, see benchmarks/README.md). The bits are the same.
 
 From JAX 0.11 on, XLA also copies it into whatever uses its bits, keys drawn from keys drawn from
-keys: programs that split many took minutes to compile (DQN's first state over 100 s instead of 3).
+keys: programs that split many took minutes to compile (a first state over 100 s instead of 3).
 A barrier behind it ends that; with 0.10 it would cost some 7 % of collecting with 8 environments.
 """
 
