@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from functools import cache
+from importlib import import_module
 
 import pytest
 
@@ -15,8 +16,10 @@ from conformance.test_processes import POLICIES, largest  # noqa: E402
 from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
 from shoal.errors import PlaceError, RunError  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
+from shoal.runtime import hire, modules  # noqa: E402
 from shoal.runtime.again import Care  # noqa: E402
 from shoal.runtime.on_ray import ray_cluster  # noqa: E402
+from unit.toy_loop import Toy  # noqa: E402
 
 QUICK = ["coarse(2)", "decoupled, served"]
 CPUS = 2  # of each host
@@ -156,3 +159,35 @@ def test_the_replicas_of_a_dead_host_move(nodes):
     result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
     assert "host" in told[0] or "worker" in told[0]
     assert largest(result.values, fused("chase", 3000)) < 1e-5
+
+
+OWN = """
+import my_parts
+from unit.toy_loop import State, fit, moved
+
+def turn(state):
+    (keys, x), xs = moved(state)
+    w, loss = fit(state.w, my_parts.doubled(xs))
+    return State(w, keys, x, state.age + 1), {"loss": loss}
+"""
+PARTS = """
+def doubled(x):
+    return 2 * x
+"""
+
+
+def test_no_host_needs_to_have_the_users_own_modules(tmp_path, monkeypatch):
+    for name, text in {"my_loop": OWN, "my_parts": PARTS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    with monkeypatch.context() as here:
+        here.syspath_prepend(tmp_path)
+        graph = shoal.trace(Toy(import_module("my_loop").turn), envs=8)
+    # As on another host: they are neither on the path nor where they were.
+    every = modules.own_modules()
+    mine = {name: every[name] for name in ("my_loop", "my_parts")}
+    gone = {name: x._replace(origin=f"/nowhere/{name}.py") for name, x in mine.items()}
+    monkeypatch.setattr(hire, "own_modules", lambda: {**every, **gone})
+    plan = shoal.plan(graph, shoal.single_learner_coarse(2), ray_cluster())
+    result = shoal.run(plan, "ray", ticks=3)
+    alone = shoal.run(shoal.plan(graph, shoal.fused()), "inline", ticks=3)
+    assert largest(result.values, alone.values) < 1e-5

@@ -23,6 +23,7 @@ from shoal.runtime.joining import join_lines
 from shoal.runtime.lines import Lines
 from shoal.runtime.links import Links
 from shoal.runtime.memory import Memory, join_fences
+from shoal.runtime.modules import Modules
 from shoal.runtime.orders import Orders, Seat
 from shoal.runtime.packing import Sent
 from shoal.runtime.porter import Wakes
@@ -41,6 +42,7 @@ def main() -> None:
     with os.fdopen(orders_fd, "rb") as pipe:
         first = json.loads(pipe.readline())
         sys.path[:] = first["path"]
+        sys.meta_path.insert(0, Modules(first["modules"]))
         orders = pickle.load(pipe)  # from the process that started this one, and nobody else
     report = os.fdopen(report_fd, "w", buffering=1)
     if first["cores"]:

@@ -11,6 +11,7 @@ import cloudpickle
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
 from shoal.runtime.lines import Lines
+from shoal.runtime.modules import Source, own_modules
 from shoal.runtime.operations import Program
 from shoal.runtime.orders import Group, Hire, Orders, Seat
 from shoal.runtime.pieces import lagged, make_plain_crew
@@ -78,7 +79,7 @@ class Hiring:
         return [self._hire(one) for one in orders]
 
     def _hire(self, orders: Orders) -> Hire:
-        """A process with its orders; the user's own modules may be anywhere on Python's path."""
+        """A process with its orders, and the modules of the user's that these may speak of."""
         held, plan = orders.seats, self._plan
         return Hire(
             orders.number,
@@ -88,8 +89,13 @@ class Hiring:
             on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
             variables=self._variables(held),
             path=tuple(sys.path),
+            modules=self._modules,
             orders=cloudpickle.dumps(orders),
         )
+
+    @cached_property
+    def _modules(self) -> dict[str, Source]:
+        return own_modules()
 
     def _variables(self, held: tuple[Seat, ...]) -> dict[str, str]:
         """What a process that computes is to find in its environment."""

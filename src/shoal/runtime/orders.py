@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shoal.planning.policy import Serve
 from shoal.runtime.board import Board
 from shoal.runtime.lines import Lines
+from shoal.runtime.modules import Source
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.shm import Rings
 from shoal.runtime.worker import Lagged
@@ -63,4 +64,5 @@ class Hire:
     on_cpu: bool  # whether it computes where it runs
     variables: Mapping[str, str]  # of its environment
     path: tuple[str, ...]  # where Python finds modules
+    modules: Mapping[str, Source]  # the user's own
     orders: bytes

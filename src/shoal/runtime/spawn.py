@@ -82,7 +82,10 @@ def spawn(
     child.output.start()
     # Sent from a thread: a child that dies early must not leave us writing to nobody.
     path = list(dict.fromkeys([*hire.path, *sys.path]))
-    told_first = {"path": path, "cores": cores, "size": memory.size, "again": again}
+    told_first = {
+        "path": path, "modules": hire.modules,
+        "cores": cores, "size": memory.size, "again": again,
+    }  # fmt: skip
     threading.Thread(target=_send, args=(tell, told_first, hire.orders), daemon=True).start()
     return child
 
