@@ -116,7 +116,7 @@ def first_come(workers: int, ring: int) -> DistributionPolicy:
 
 def one_round(loop: Simulated, policy: DistributionPolicy, ticks: int) -> Round:
     """Run a loop, and time the ticks after the first few."""
-    workers = policy.fragment("env").replicas
+    workers = policy.fragment("env").most
     plan = shoal.plan(shoal.trace(loop, envs=len(loop.times)), policy)
     at: list[float] = []
     seen: list[Mapping[str, Any]] = []

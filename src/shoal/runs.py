@@ -85,6 +85,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
         "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
         "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
         "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
+        "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
     }  # fmt: skip
 
 
@@ -153,13 +154,17 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
 
     fresh = partial(with_new_episodes, graph, told["seed"])
     times = told["replaces"]
-    return Care(told["restarts"], tell=tell, fresh=fresh, replaced=replaced, replaces=times)
+    return Care(
+        told["restarts"], tell=tell, fresh=fresh, replaced=replaced, replaces=times, say=say
+    )
 
 
 def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> Result:
     """Run, and leave a checkpoint however it ends."""
     story = saving.story
-    watch = Watching(story.see, saving.due, saving.keep, story.look, story.status.stand)
+    watch = Watching(
+        story.see, saving.due, saving.keep, story.look, story.status.stand, scale=story.status.scale
+    )
     backend, ticks = told["backend"], told["ticks"]
     try:
         result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shoal.errors import SettingError
 from shoal.records import write_json
 from shoal.runtime.run import Standing
 
-FILE = "status.json"
+FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
 TOLD = ("ticks", "restarts", "replaced", "lost_turns")  # of a run's summary, while it goes on
 
@@ -27,6 +28,8 @@ class Status:
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]) -> None:
         self._file, self._last, self._summary = folder / FILE, 0.0, summary
+        self._wanted, self._asked = folder / WANTED, 0.0
+        self._counts: dict[str, int] = {}
 
     def stand(self, standing: Standing) -> None:
         """Write how workers are, if it is time."""
@@ -38,9 +41,53 @@ class Status:
             with unless_full():
                 write_json(self._file, told)
 
+    def scale(self) -> dict[str, int]:
+        """How many replicas somebody wants of each fragment, if they have said so."""
+        if time.monotonic() - self._asked >= EVERY / 4:
+            self._asked = time.monotonic()
+            with suppress(OSError, ValueError):
+                said = json.loads(self._wanted.read_text(encoding="utf-8"))
+                self._counts = {str(name): int(count) for name, count in said.items()}
+        return self._counts
+
     def close(self) -> None:
         """The run has ended: nobody is any way any more."""
         self._file.unlink(missing_ok=True)
+        self._wanted.unlink(missing_ok=True)
+
+
+def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
+    """Let a run have so many replicas of fragments; what all is wanted of it then.
+
+    It is a file in the run's folder, which the run looks at: whoever may write there may ask.
+    """
+    summary, status = read_status(folder)
+    if summary["status"] != "running" or status is None:
+        raise SettingError(
+            f"the run in {folder} isn't going on in processes of its own",
+            "Only a run of the backends `processes` and `ray` can have more or fewer replicas.",
+        )
+    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    elastic: dict[str, list[int]] = told.get("elastic", {})
+    counts = {n if n in elastic else n.removesuffix("s"): count for n, count in counts.items()}
+    for name, count in counts.items():
+        if name not in elastic:
+            known = ", ".join(f"{n} ({a} to {b})" for n, (a, b) in elastic.items()) or "none"
+            raise SettingError(
+                f"fragment `{name}` of {folder} has a fixed number of replicas, or isn't there",
+                f"Those whose replicas may come and go: {known}. Say so when the run starts, such "
+                "as --actors 2-16.",
+            )
+        least, most = elastic[name]
+        if not least <= count <= most:
+            raise SettingError(
+                f"{count} replicas of `{name}` are out of its bounds",
+                f"Choose {least} to {most}.",
+            )
+    before = folder / WANTED
+    said = json.loads(before.read_text(encoding="utf-8")) if before.exists() else {}
+    write_json(before, said | counts)
+    return said | counts
 
 
 def read_status(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:

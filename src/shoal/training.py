@@ -188,7 +188,7 @@ def beside_evaluation(job: Job, distribution: DistributionPolicy) -> Distributio
 
 def ensure_devices(distribution: DistributionPolicy) -> None:
     """Give JAX as many CPU devices as one program wants, if it hasn't begun and there are cores."""
-    wanted = max((f.replicas for f in distribution.fragments if f.on != "cpu"), default=1)
+    wanted = max((f.most for f in distribution.fragments if f.on != "cpu"), default=1)
     if wanted > 1:
         with suppress(RuntimeError):  # JAX has begun: it has the devices it has
             jax.config.update("jax_num_cpu_devices", min(wanted, os.cpu_count() or 1))

@@ -12,6 +12,7 @@ ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import shoal  # noqa: E402
+from conformance import test_replaced as replaced  # noqa: E402
 from conformance.test_processes import POLICIES, largest  # noqa: E402
 from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
 from shoal.errors import PlaceError, RunError  # noqa: E402
@@ -140,6 +141,14 @@ def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
     with pytest.raises(RunError, match="was killed by signal 9"):
         care.run(plan, "ray", ticks=1_000_000, watch=see)
     assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_at_its_own_pace_is_replaced_while_the_others_go_on(tmp_path):
+    graph = replaced.on_world(**replaced.lost_once(tmp_path / "died"))
+    plan = shoal.plan(graph, impala(2, 1, 3), ray_cluster())
+    assert len({place.host for places in plan.places.values() for place in places}) > 1
+    assert replaced.check_replaced(plan, replaced.Seen(), backend="ray").lost == 1
 
 
 @pytest.mark.slow

@@ -56,10 +56,10 @@ def lost_once(flag):
     return {"fault": "kill once", "after": 100, "flag": str(flag), "seconds": 2e-3}
 
 
-def check_replaced(plan, seen, state=None):
+def check_replaced(plan, seen, state=None, backend="processes"):
     """One is lost and replaced; ticks are seen in order throughout, also between the two."""
     with pytest.raises(Enough):
-        seen.care(plan).run(plan, "processes", ticks=10**9, state=state, watch=seen.see)
+        seen.care(plan).run(plan, backend, ticks=10**9, state=state, watch=seen.see)
     assert seen.ticks == list(range(len(seen.ticks))), "nobody went back"
     assert not seen.again
     (lost, loss), (back, same) = seen.losses

@@ -107,7 +107,7 @@ def test_a_plan_as_data_survives_json_and_names_every_fragment_channel_and_stage
     assert json.loads(json.dumps(data)) == data
     fragments = {f["name"]: f for f in data["fragments"]}
     assert {n: f["replicas"] for n, f in fragments.items()} == {
-        f.name: f.replicas for f in plan.distribution.fragments
+        f.name: f.most for f in plan.distribution.fragments
     }
     assert all(len(f["places"]) == f["replicas"] for f in fragments.values())
     held = [stage for f in fragments.values() for stage in f["stages"]]

@@ -24,6 +24,7 @@ from shoal.cli.options import (
     chosen_distribution,
     chosen_loop,
     chosen_sources,
+    replica_count,
 )
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import SettingError, ShoalError, user_place
@@ -33,7 +34,7 @@ from shoal.resuming import resume
 from shoal.runs import Trained
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
-from shoal.status import shown
+from shoal.status import shown, want
 from shoal.tracing.trace import trace
 from shoal.training import (
     Job,
@@ -144,6 +145,11 @@ def _add_others(commands: Any) -> None:
     how.set_defaults(command=_status)
     how.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
     how.add_argument("--debug", action="store_true", help="show full tracebacks")
+    size = commands.add_parser("scale", help="have more or fewer replicas in a run that goes on")
+    size.set_defaults(command=_scale)
+    size.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
+    size.add_argument("counts", nargs="+", metavar="FRAGMENT=N", help="such as actor=4")
+    size.add_argument("--debug", action="store_true", help="show full tracebacks")
     more = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
     more.set_defaults(command=_resume)
     more.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
@@ -178,6 +184,13 @@ def _status(options: argparse.Namespace) -> int:
     print(told)
     if table is not None:
         Console(highlight=False).print(table)
+    return 0
+
+
+def _scale(options: argparse.Namespace) -> int:
+    counts = dict(replica_count(text) for text in options.counts)
+    told = want(_folder(options), counts)
+    print("Asked for " + ", ".join(f"{count} of {name}" for name, count in told.items()))
     return 0
 
 

@@ -18,7 +18,8 @@ from shoal.training import find_preset
 
 MEANS = {
     "devices": "devices to spread the program over",
-    "actors": "replicas that step environments and act",
+    "actors": "replicas that step environments and act; with impala also 2-16, from how many to "
+    "how many: they come and go",
     "lag": "ticks that parameters are behind; served, at most",
     "envs": "replicas that step environments",
     "ring": "groups of environments each replica keeps in flight; inference is then served",
@@ -31,6 +32,23 @@ MEANS = {
     "actor_devices": "devices that act",
     "learner_devices": "devices that learn",
 }
+
+
+COUNTED = ("actors", "workers", "envs")  # parameters that may say from how many to how many
+
+
+def _replicas(text: str) -> int | tuple[int, int]:
+    """A count, or `2-16`: from how many to how many replicas."""
+    least, dash, most = text.partition("-")
+    return (int(least), int(most)) if dash else int(text)
+
+
+def replica_count(text: str) -> tuple[str, int]:
+    """A fragment and a count, from `actor=4`."""
+    name, equals, count = text.partition("=")
+    if not (equals and count.isdecimal()):
+        raise SettingError(f"`{text}` is no count of a fragment", "Write it as actor=4.")
+    return name, int(count)
 
 
 def option_of(parameter: str) -> str:
@@ -79,7 +97,7 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option_of(parameter),
             dest=f"policy_{parameter}",
-            type=int,
+            type=_replicas if parameter in COUNTED else int,
             metavar="N",
             help=f"{MEANS[parameter]} ({', '.join(name.replace('_', '-') for name in makers)})",
         )

@@ -58,12 +58,10 @@ def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple
     placed: dict[str, tuple[Place, ...]] = {}
     for fragment in distribution.fragments:
         kind = _kind(fragment, cluster)
-        room = cluster.places(kind)
-        first = turn[kind] if len(room) >= turn[kind] + fragment.replicas else 0
-        placed[fragment.name] = tuple(
-            room[(first + i) % len(room)] for i in range(fragment.replicas)
-        )
-        turn[kind] = first + fragment.replicas
+        room, count = cluster.places(kind), starting(fragment, distribution, cluster)
+        first = turn[kind] if len(room) >= turn[kind] + count else 0
+        placed[fragment.name] = tuple(room[(first + i) % len(room)] for i in range(fragment.most))
+        turn[kind] = first + count
     for fragment in distribution.fragments:
         if fragment.beside:  # in the same workers, so on the same hosts
             hosts = placed[fragment.beside]
@@ -72,6 +70,23 @@ def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple
                 p if p.host == hosts[i % len(hosts)].host else hosts[i % len(hosts)] for i, p in own
             )
     return placed
+
+
+def starting(fragment: Fragment, distribution: DistributionPolicy, cluster: Cluster) -> int:
+    """How many replicas a fragment begins with: as many as have a CPU each, within its bounds.
+
+    Where several are elastic, all have their least before the first gets more.
+    """
+    if not fragment.is_elastic:
+        return fragment.most
+    free = sum(host.cpus for host in cluster.hosts)
+    free -= sum(f.least for f in distribution.fragments if not f.beside)
+    for other in distribution.elastic:
+        more = max(0, min(free, other.most - other.least))
+        if other == fragment:
+            return fragment.least + more
+        free -= more
+    raise AssertionError(fragment.name)
 
 
 def _kind(fragment: Fragment, cluster: Cluster) -> str:

@@ -10,7 +10,7 @@ from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stage
 from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
-from shoal.planning.paces import serving, some_first
+from shoal.planning.paces import coming_and_going, serving, some_first
 from shoal.planning.plan import Plan, draw_plan
 from shoal.planning.policy import DistributionPolicy, Fragment, is_late
 
@@ -44,7 +44,7 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
         if envs % ends:
             fits = [n for n in range(1, envs + 1) if envs % n == 0]
             near = sorted(sorted(fits, key=lambda n: abs(n - ends))[:2])
-            what = "replicas" if ends == fragment.replicas else "groups"
+            what = "replicas" if ends == fragment.most else "groups"
             yield CutError(
                 f"{envs} environments can't be divided over {ends} {what} of `{fragment.name}`",
                 f"Use {' or '.join(str(n) for n in near)} {what}, "
@@ -63,7 +63,7 @@ def shared_keys(plan: Plan) -> Iterator[ShoalError]:
 def _shared_key(node: Node, fragment: Fragment, place: str) -> ShoalError:
     return CutError(
         f"{_called(node)} draws numbers for every environment from one key, and "
-        f"{fragment.replicas} replicas of `{fragment.name}` would draw the same ones",
+        f"{fragment.most} replicas of `{fragment.name}` would draw the same ones",
         'Carry one key per environment and split it per row, in a stage with per="env".',
         place,
     )
@@ -112,7 +112,7 @@ def _ends(plan: Plan, value: str) -> set[str]:
 def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> ShoalError:
     """The error for `value`, which replicas of `fragment` would each see otherwise."""
     culprit, site = _culprit(plan, node, plan.graph.values[value].cause)
-    replicas, name = fragment.replicas, name_text(value).rstrip("'")
+    replicas, name = fragment.most, name_text(value).rstrip("'")
     homes = [plan.distribution.fragment(home) for home in plan.homes[site.name]]
     if draws := getattr(culprit, "draws", ""):
         return _shared_key(culprit, fragment, draws)
@@ -244,7 +244,7 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
         for place in plan.places[fragment.name]:
             for name in {*carried, *taken}:
                 value = plan.graph.values[name]
-                share = value.nbytes // (fragment.replicas if value.axis is not None else 1)
+                share = value.nbytes // (fragment.most if value.axis is not None else 1)
                 held.setdefault(_room_of(place), []).append((share, name))
     room = {_room_of(p): _memory(plan, p) for places in plan.places.values() for p in places}
     for where, shares in held.items():
@@ -289,6 +289,7 @@ LAWS = (
     Law("No lag into an on-policy stage", lag_into_on_policy),
     Law("No host stage inside a compiled loop", host_in_compiled_loop),
     Law("Who takes the first to come can do without the others", some_first),
+    Law("Who comes and goes is waited for by nobody", coming_and_going),
     Law("Who serves can serve any group alone", serving),
     Law("Every place has the memory", out_of_memory),
 )

@@ -24,10 +24,13 @@ def some_first(plan: Plan) -> Iterator[ShoalError]:
 
 def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]:
     writer, reader, ends = channel.writer, channel.reader, plan.ends(channel.writer)
-    if take > ends:
+    fragment = plan.distribution.fragment(writer)
+    least = ends * fragment.least // fragment.most
+    if take > least:
+        at_least = "at least " if least < ends else ""
         yield CutError(
-            f"`{reader}` is to take {take} of {ends} replicas of `{writer}`",
-            f'Take at most {ends}, or "all".',
+            f"`{reader}` is to take {take} of {at_least}{least} replicas of `{writer}`",
+            f'Take at most {least}, or "all".',
         )
     if plan.distribution.ends(reader) > 1:
         yield CutError(
@@ -82,15 +85,27 @@ def _room_for_all(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalErro
             )
 
 
+def coming_and_going(plan: Plan) -> Iterator[ShoalError]:
+    """Fragments whose replicas are to come and go, though others wait for each of them."""
+    for fragment in plan.distribution.elastic:
+        if fragment.name not in plan.replaceable:
+            yield CutError(
+                f"`{fragment.name}` is to have {fragment.least} to {fragment.most} replicas, but "
+                "others wait for each of them: it doesn't turn at its own pace",
+                f"Give it a fixed number, such as {fragment.most}, or let its reader take the "
+                "first to come, as impala does, and central with a max_lag.",
+            )
+
+
 def serving(plan: Plan) -> Iterator[ShoalError]:
     """Servers whose groups can't be dealt out, or that can't serve one group without another."""
     for fragment in plan.distribution.fragments:
         if plan.distribution.clients(fragment.name) is None:
             continue
         ends = plan.distribution.ends(fragment.name)
-        if ends % fragment.replicas:
+        if ends % fragment.most:
             yield CutError(
-                f"{ends} groups can't be dealt out to {fragment.replicas} replicas "
+                f"{ends} groups can't be dealt out to {fragment.most} replicas "
                 f"of `{fragment.name}`",
                 "Use a number of replicas that divides the groups.",
             )

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.graph.ir import Graph, Loop, Node, Value, loops
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
-from shoal.planning.cluster import Cluster, Place, place
+from shoal.planning.cluster import Cluster, Place, place, starting
 from shoal.planning.glue import place_glue
 from shoal.planning.homes import Homes, Sites, agrees
 from shoal.planning.policy import (
@@ -62,7 +62,11 @@ class Plan:
     def workers(self, fragment: str) -> int:
         """How many workers hold a fragment's ends."""
         alone = self.one_program(fragment) and not self.apart
-        return 1 if alone else self.distribution.fragment(fragment).replicas
+        return 1 if alone else self.distribution.fragment(fragment).most
+
+    def starting(self, fragment: str) -> int:
+        """How many of a fragment's replicas are there at first; others may come later."""
+        return starting(self.distribution.fragment(fragment), self.distribution, self.cluster)
 
     def ends_of(self, fragment: str, worker: int) -> range:
         """The ends that one of a fragment's workers holds."""

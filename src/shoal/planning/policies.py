@@ -19,6 +19,7 @@ from shoal.planning.policy import (
     Wire,
 )
 
+Replicas = int | tuple[int, int]  # a count, or from how many to how many
 REPLAY = "replay*"  # stages that keep and draw old rollouts go with the learner, if there are any
 
 
@@ -27,7 +28,7 @@ def fused(devices: int = 1) -> DistributionPolicy:
     return DistributionPolicy("fused", (Fragment("all", (THE_REST,), devices, "gpu else cpu"),))
 
 
-def single_learner_coarse(actors: int = 2, lag: int = 0) -> DistributionPolicy:
+def single_learner_coarse(actors: Replicas = 2, lag: int = 0) -> DistributionPolicy:
     """Actors step environments and choose actions; one learner (SingleLearnerCoarse, Acme)."""
     return DistributionPolicy(
         "single_learner_coarse",
@@ -67,14 +68,16 @@ def environments(workers: int = 2) -> DistributionPolicy:
     )
 
 
-def impala(actors: int = 2, take: int = 0, max_lag: int = 0) -> DistributionPolicy:
+def impala(actors: Replicas = 2, take: int = 0, max_lag: int = 0) -> DistributionPolicy:
     """Actors at their own pace; a learner that takes the first rollouts to come (IMPALA).
 
     It takes `take` rollouts a tick (half of the actors' unless said), made with parameters at most
-    `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead).
+    `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead). With
+    `actors=(2, 16)` actors come and go while it learns.
     """
-    take = take or max(1, actors // 2)
-    max_lag = max_lag or 2 * -(-actors // take) - 1
+    least, most = (actors, actors) if isinstance(actors, int) else actors
+    take = take or max(1, least // 2)
+    max_lag = max_lag or 2 * -(-most // take) - 1
     return DistributionPolicy(
         "impala",
         (
@@ -95,11 +98,12 @@ def multi_learner(learners: int = 2) -> DistributionPolicy:
     )
 
 
-def central(workers: int = 2, max_lag: int = 0) -> DistributionPolicy:
+def central(workers: Replicas = 2, max_lag: int = 0) -> DistributionPolicy:
     """Workers compute gradients, a server applies them (MSRL's Central, parameter server, A3C).
 
     With a `max_lag` no worker waits for another: the server applies each one's gradients as they
-    come, made with parameters at most so many updates old (A3C).
+    come, made with parameters at most so many updates old (A3C); with `workers=(2, 16)` they come
+    and go meanwhile.
     """
     newest = (Wire("server", "worker", Latest(max_lag)), Wire("worker", "server", Queue(2, 1)))
     return DistributionPolicy(

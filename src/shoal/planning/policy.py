@@ -20,18 +20,24 @@ class Fragment:
     every stage of that kind, or `THE_REST`. A name wins over a pattern, a pattern over a kind.
     `on` is `cpu`, `gpu`, or `gpu else cpu`. A replica keeps `ring` groups of environments in
     flight: while one waits for its actions another is stepped. `beside` names a fragment whose
-    workers also hold this one.
+    workers also hold this one. With `replicas=(2, 16)` there are at least 2 and at most 16, each
+    with a sixteenth of the environments; they come and go while the loop runs.
     """
 
     name: str
     stages: tuple[str, ...]
-    replicas: int = 1
+    replicas: int | tuple[int, int] = 1
     on: str = "cpu"
     ring: int = 1
     beside: str = ""
 
     def __post_init__(self) -> None:
-        for what, count in (("replicas", self.replicas), ("groups in its ring", self.ring)):
+        if self.least > self.most:
+            raise SettingError(
+                f"fragment `{self.name}` has {self.least} to {self.most} replicas",
+                f"Say the fewest first: ({self.most}, {self.least}).",
+            )
+        for what, count in (("replicas", self.least), ("groups in its ring", self.ring)):
             if count < 1:
                 raise SettingError(
                     f"fragment `{self.name}` has {count} {what}", "Give it at least one."
@@ -41,6 +47,21 @@ class Fragment:
                 f"fragment `{self.name}` is to run on `{self.on}`",
                 "Say `cpu`, `gpu` or `gpu else cpu`.",
             )
+
+    @property
+    def least(self) -> int:
+        """How many replicas there are at the least."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[0]
+
+    @property
+    def most(self) -> int:
+        """How many replicas there are at the most: so many shares the environments have."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether replicas may come and go."""
+        return self.least < self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +249,12 @@ class DistributionPolicy:
         """In how many shares a fragment's environments are dealt with, each at its own pace."""
         clients = self.clients(name)
         fragment = self.fragment(name)
-        return self.ends(clients[0]) if clients else fragment.replicas * fragment.ring
+        return self.ends(clients[0]) if clients else fragment.most * fragment.ring
+
+    @property
+    def elastic(self) -> tuple[Fragment, ...]:
+        """Fragments whose replicas may come and go."""
+        return tuple(fragment for fragment in self.fragments if fragment.is_elastic)
 
     def fragment(self, name: str) -> Fragment:
         """The fragment of that name."""

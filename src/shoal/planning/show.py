@@ -31,9 +31,11 @@ def plan_text(plan: Plan) -> str:
 
 
 def _fragment_row(plan: Plan, fragment: Fragment) -> tuple[str, ...]:
-    replicas = (
-        f"{fragment.replicas} as one" if plan.one_program(fragment.name) else str(fragment.replicas)
-    )
+    replicas = str(fragment.most)
+    if plan.one_program(fragment.name):
+        replicas = f"{fragment.most} as one"
+    if fragment.is_elastic:
+        replicas = f"{fragment.least} to {fragment.most}, first {plan.starting(fragment.name)}"
     carried = [plan.graph.values[v] for v, owner in owners(plan).items() if owner == fragment.name]
     stages = ", ".join(stages_of(plan, fragment.name))
     return (
@@ -62,8 +64,8 @@ def stages_of(plan: Plan, fragment: str) -> list[str]:
 
 
 def places(plan: Plan, fragment: str) -> list[str]:
-    """Where a fragment's replicas run."""
-    return [str(place) for place in plan.places[fragment]]
+    """Where a fragment's replicas run; of those that may come later, it isn't known yet."""
+    return [str(place) for place in plan.places[fragment][: plan.starting(fragment)]]
 
 
 def owners(plan: Plan) -> dict[str, str]:
@@ -93,10 +95,11 @@ def plan_json(plan: Plan) -> Json:
     fragments = [
         {
             "name": f.name,
-            "replicas": f.replicas,
+            "replicas": f.most,
             "one_program": plan.one_program(f.name),
             "places": places(plan, f.name),
             "stages": stages_of(plan, f.name),
+            **({"least": f.least, "first": plan.starting(f.name)} if f.is_elastic else {}),
         }
         for f in plan.distribution.fragments
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.errors import LostError, PlaceError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
+from shoal.runtime.logs import Say
 from shoal.runtime.mend import WINDOW, Loss, Mending
 from shoal.runtime.run import Result, Watch, Watching, as_snapshot, load_ray, run
 from shoal.runtime.snapshot import Snapshot
@@ -33,6 +34,7 @@ class Care:
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     replaced: Callable[[Loss], None] = lambda loss: None
     replaces: int | None = None
+    say: Say = lambda line: None  # hears of workers that come and go
 
     def run(
         self,
@@ -49,7 +51,8 @@ class Care:
         """
         watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
         times = self.restarts if self.replaces is None else self.replaces
-        watching = replace(watching, mending=Mending(times, self.fresh, self.replaced))
+        mending = Mending(times, self.fresh, self.replaced, self.say)
+        watching = replace(watching, mending=mending)
         if not self.restarts:
             return run(plan, backend, ticks=ticks, state=state, watch=watching)
         start = as_snapshot(plan.graph, state)

@@ -59,6 +59,7 @@ class Board:
     started: int
     turned: int
     lost: int
+    leaves: int
     bells: int
     notes: int
     teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
@@ -79,7 +80,7 @@ class Board:
     ) -> Board:
         """Take as much room as it all needs."""
         words = room.take(5 * LINE)
-        started, turned, lost = (room.take(len(teams) * LINE) for _ in range(3))
+        started, turned, lost, leaves = (room.take(len(teams) * LINE) for _ in range(4))
         bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
@@ -89,7 +90,7 @@ class Board:
         marks = room.take(len(posts) * (START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
-        counts = words, started, turned, lost
+        counts = words, started, turned, lost, leaves
         return Board(*counts, bells, notes, teams, cells, rows, kept, marks, named, shows)
 
     def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
@@ -121,6 +122,7 @@ class OpenBoard:
         self._started = memory.words(board.started, len(board.teams))
         self._turned = memory.words(board.turned, len(board.teams))
         self._lost = memory.words(board.lost, len(board.teams))
+        self._leaves = memory.words(board.leaves, len(board.teams))
         self._posts = list(board.posts)
         count = len(self._posts)
         self._marks = memory.packed(board.marks, count * (START + 1))
@@ -174,6 +176,15 @@ class OpenBoard:
     def did_lose(self, team: int, turns: int) -> None:
         """So many turns that a team had under way when it was lost will never come."""
         self._lost[team] += turns
+
+    def dismiss(self, team: int, word: int = 1) -> None:
+        """Let a team that turns at its own pace begin no more turns; with 0, let it again."""
+        self._leaves[team] = word
+        self.bell(team).ring()
+
+    def may_turn(self, team: int) -> bool:
+        """Whether a team that turns at its own pace is to stay."""
+        return not self._leaves[team]
 
     def losses(self) -> list[int]:
         """For each team, how many turns were lost with its workers, as far as is known here."""
@@ -238,6 +249,10 @@ class OpenBoard:
             if name in self._board.cells:
                 self._share(bank, replica, name)[...] = x
         self._marks[mark] = tick + 1
+
+    def forget(self, bank: int, replica: Replica) -> None:
+        """Let a bank hold nothing of an end any more."""
+        self._marks[self._mark(bank, replica)] = 0
 
     def hold_ready(self, replica: Replica, name: str, x: Any) -> None:
         """Let an end that is yet to start, start from this."""
@@ -347,6 +362,10 @@ class SharedLimit:
     def asked(self) -> Asked:
         """The snapshot that is wanted."""
         return self.board.asked
+
+    def may_turn(self) -> bool:
+        """Whether the team may begin another turn, where it turns at its own pace."""
+        return self.board.may_turn(self.team)
 
     def may_start(self, tick: int, count: int = 1) -> int:
         """Whether `tick` may start; the team has started it then."""

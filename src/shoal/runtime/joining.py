@@ -72,7 +72,9 @@ def join_lines(
     check, lose = board
     links = Links(me, lines.names, lines.known, check)
     links.told_by, links.loose, links.rejoin = lines.told(me), lines.loose, lines.rejoin
-    links.join(listener, lines.others(me), lines.addresses)
+    if listener is not None:
+        links.expect(lines.others(me) & lines.absent)
+    links.join(listener, lines.others(me) - links.links.keys(), lines.addresses)
 
     def wake() -> None:
         for one in {id(bell): bell for of in bells.values() for bell in of}.values():

@@ -32,6 +32,10 @@ class Limit:
             self._started = max(self._started, tick + allowed)
             return allowed
 
+    def may_turn(self) -> bool:
+        """Whether one that turns at its own pace may begin another turn."""
+        return True
+
     def ask(self, tick: int) -> None:
         """Want a snapshot before `tick`, or before the first later one that nobody has started."""
         with self._lock:

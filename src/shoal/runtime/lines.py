@@ -23,6 +23,7 @@ class Lines:
     addresses: tuple[Address, ...]
     token: bytes
     loose: frozenset[int] = frozenset()  # workers whose place others may take
+    absent: frozenset[int] = frozenset()  # those of them that aren't there at first
     rejoin: float = REJOIN  # seconds in which a broken connection has to be made again
 
     def __repr__(self) -> str:

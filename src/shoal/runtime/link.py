@@ -36,17 +36,23 @@ class Link:
     """A connection to one other worker, from when it first stands until one of them ends."""
 
     def __init__(
-        self, name: str, sock: socket.socket, check: Callable[[], None], *, loose: bool = False
+        self,
+        name: str,
+        sock: socket.socket | None,
+        check: Callable[[], None],
+        *,
+        loose: bool = False,
     ) -> None:
         self.name, self._check = name, check
         self.loose = loose  # it can be done without, and another may take its place
-        self.sock: socket.socket | None = tuned(sock)
+        self.sock: socket.socket | None = sock and tuned(sock)
         self.inbox: Inbox | None = None
-        self.broken = self.tried = ""  # why there is no connection, and why there is no other yet
+        self.broken = "" if sock else "it isn't there yet"  # why there is no connection
+        self.tried = ""  # why there is no other yet
         self.since = 0.0  # when it broke
         self.patience = 0.0  # seconds that it may stay so
         self.ended = self.refused = False  # by the other, or by this worker
-        self.away = False  # given up, until another takes its place
+        self.away = sock is None  # given up, until another takes its place
         self._lock = threading.Lock()
         self._mending = threading.Lock()
         self._sent: dict[Key, Newest] = {}
@@ -185,5 +191,5 @@ class Link:
 
 def broken_ones(links: Iterable[Link]) -> str:
     """What is to be said of connections that are being made again; nothing if none is."""
-    names = [f"{link.name} ({link.broken})" for link in links if link.is_broken]
+    names = [f"{link.name} ({link.broken})" for link in links if link.is_broken and not link.away]
     return f"the connection is being made again to {', '.join(names)}" if names else ""

@@ -102,6 +102,11 @@ class Links:
             with self._news:
                 self._news.wait(0.05)
 
+    def expect(self, others: Iterable[int]) -> None:
+        """These workers may come later; until then, what they are sent is dropped."""
+        for other in others:
+            self.links[other] = Link(self.names[other], None, self._check, loose=True)
+
     def _stand(self, other: int, sock: socket.socket) -> None:
         with self._news:
             if other in self.links:  # nothing was read from it yet
@@ -127,7 +132,8 @@ class Links:
             self._porter = Porter(self._failed)
             for other, link in self.links.items():
                 link.inbox = Inbox(terms[other], ears, (due or {}).get(other))
-                self._porter.add(link)
+                if not link.away:
+                    self._porter.add(link)
 
     def bell(self, bell: Bell, wakes: Wakes, spin: float = 0.0) -> LineBell:
         """A bell whose owner reads for itself while it waits."""

@@ -20,7 +20,8 @@ from shoal.errors import LostError
 from shoal.planning.plan import Plan
 from shoal.runtime.board import Board
 from shoal.runtime.crew import raw
-from shoal.runtime.orders import Seat
+from shoal.runtime.logs import Say
+from shoal.runtime.orders import Hire, Seat
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Left, Shares
 from shoal.runtime.snapshot import Snapshot
@@ -48,20 +49,21 @@ class Mending:
     """How lost workers are replaced: how often each within five minutes, and who hears of it.
 
     `tell` hears of each loss when it is new, and again when another has made its first turn in
-    that place or the run is over.
+    that place or the run is over; `say` hears of who comes and goes otherwise.
     `fresh` begins anew what could not be kept.
     """
 
     restarts: int = 0
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     tell: Callable[[Loss], None] = lambda loss: None
+    say: Say = lambda line: None
 
 
 @dataclass
 class _Gap:
     """A place that is to be taken: since when, and what another is to start from."""
 
-    loss: Loss
+    loss: Loss | None  # none if nobody was there
     since: float
     left: Left
     fresh: Future[Shares] | None = None
@@ -80,6 +82,8 @@ class Mender:
     how: Mending = field(default_factory=Mending)
     at: Callable[..., Any] = lambda number, does, *args: None  # what a worker's site is to do
     each: Callable[..., Any] = lambda does: []
+    hires: Sequence[Hire] = ()
+    _opened: int = 0
     _losses: dict[int, list[float]] = field(default_factory=dict)
     _gaps: dict[int, _Gap] = field(default_factory=dict)
     _counted: dict[int, int] = field(default_factory=dict)  # turns that were told of as lost
@@ -94,10 +98,15 @@ class Mender:
 
     def loose(self) -> frozenset[int]:
         """The workers that are to be replaced when they are lost."""
-        return frozenset(n for n in range(len(self.seats)) if self.how.restarts and self.can(n))
+        elastic = {f.name for f in self.plan.distribution.elastic}
+        every = [n for n in range(len(self.seats)) if self.can(n)]
+        return frozenset(n for n in every if self.how.restarts or self.seats[n][0][0] in elastic)
 
-    def takes_on(self, number: int, told: dict[str, Any]) -> bool:
-        """Whether a worker that failed is replaced; if it fails again and again, it isn't."""
+    def takes_on(self, number: int, told: dict[str, Any], left: Left | None = None) -> bool:
+        """Whether a worker that failed is replaced; if it fails again and again, it isn't.
+
+        `left` is what it leaves, where its site can't be asked any more.
+        """
         if told["kind"] != "LostError" or not self.how.restarts or not self.can(number):
             return False
         now = time.monotonic()
@@ -111,15 +120,30 @@ class Mender:
             )
             return False
         self._settle(number)  # it may be lost again before it was back
-        left: Left = self.at(number, "clear_up", number, self.rings)
+        self._open(number, left or self._left(number, "lost, and being replaced"))
         loss = Loss(told["worker"], told["what"], self._lost(number))
-        gap = _Gap(loss, now, left)
-        self._gaps[number] = gap
+        self._gaps[number].loss = loss
         self.how.tell(loss)
+        return True
+
+    def _left(self, number: int, note: str) -> Left:
+        return self.at(number, "clear_up", self.hires[number], self.rings, note)
+
+    def fill(self, number: int) -> None:
+        """Let a worker come to a place that is empty."""
+        if number not in self._gaps:
+            self._open(number, self._left(number, ""))
+
+    def _open(self, number: int, left: Left) -> None:
+        gap = self._gaps[number] = _Gap(None, time.monotonic(), left)
+        self._opened += 1
         if any(stage.host for stage in self.plan.graph.stages):
             self._pool = self._pool or ThreadPoolExecutor(1)
-            gap.fresh = self._pool.submit(self._anew, gap, sum(map(len, self._losses.values())))
-        return True
+            gap.fresh = self._pool.submit(self._anew, gap, self._opened)
+
+    def give_up(self, number: int) -> None:
+        """Leave a place empty."""
+        self._settle(number)
 
     def _lost(self, number: int) -> int:
         """How many turns were lost with a worker, as far as is known: others hear of it later."""
@@ -129,9 +153,15 @@ class Mender:
 
     def _settle(self, number: int, seconds: float | None = None) -> None:
         """Tell how a loss ended."""
-        if gap := self._gaps.pop(number, None):
-            lost = self._lost(number)
-            self._counted[number] = self._counted.get(number, 0) + lost
+        gap = self._gaps.pop(number, None)
+        if gap is None:
+            return
+        lost = self._lost(number)
+        self._counted[number] = self._counted.get(number, 0) + lost
+        if gap.loss is None:
+            names = "+".join(f"{f}[{w}]" for f, w in self.seats[number])
+            self.how.say(f"worker {names} has come" if seconds else f"worker {names} has not come")
+        else:
             self.how.tell(gap.loss._replace(lost=lost, seconds=seconds, is_new=False))
 
     def go_on(self, back: Sequence[int]) -> None:
@@ -139,7 +169,7 @@ class Mender:
         for number, gap in list(self._gaps.items()):
             if not gap.filled and (gap.fresh is None or gap.fresh.done()):
                 shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
-                self.at(number, "replace", number, shares, gap.left.ticks)
+                self.at(number, "replace", self.hires[number], shares, gap.left.ticks)
                 gap.filled = True
             if number in back:
                 self._settle(number, time.monotonic() - gap.since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,11 +30,14 @@ from shoal.runtime.hire import Hiring
 from shoal.runtime.logs import listener, listening
 from shoal.runtime.machine import check_memory
 from shoal.runtime.operations import Program
-from shoal.runtime.processes import Apart, Wanted
+from shoal.runtime.processes import Apart
 from shoal.runtime.program import write_program
+from shoal.runtime.roster import Roster
 from shoal.runtime.site import Doors, Site
+from shoal.runtime.sites import Wanted
 from shoal.runtime.snapshot import Snapshot
 
+LOOK = 2.0  # seconds between looks for hosts that have come
 PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
 
 
@@ -112,12 +116,17 @@ class RaySites:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._posts: list[Any] = []
+        self._first = 0  # how many of them there were from the start
+        self._layout: tuple[Any, ...] = ()
         self._group: Any = None
         self._gone: set[int] = set()
+        self.grows, self.loose = True, set[int]()
+        self._coming: tuple[Any, Any] | None = None  # a site that is to be added, and its answer
+        self._looked = 0.0
 
     def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
         """Reserve what each host is to give, all or nothing, and start a site on each."""
-        nodes = _nodes()
+        nodes, self._layout = _nodes(), (board, size)
         check_room(wanted, nodes)
         bundles = [{"CPU": float(one.workers)} | _gpus(one, nodes) for one in wanted]
         where = [{"ray.io/node-id": nodes[one.host]["NodeID"]} for one in wanted]
@@ -129,7 +138,7 @@ class RaySites:
                 "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
             )
         make = ray.remote(Outpost)
-        self._names = [one.host for one in wanted]
+        self._names, self._first = [one.host for one in wanted], len(wanted)
         self._posts = [
             make.options(
                 num_cpus=bundle["CPU"],
@@ -147,8 +156,51 @@ class RaySites:
     def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
         """Let all sites do something at the same time."""
         own = zip(*args, strict=True) if args else ((),) * len(self._posts)
-        calls = [post.do.remote(does, *given) for post, given in zip(self._posts, own, strict=True)]
-        return [self._heard(i, call) for i, call in enumerate(calls)]
+        calls = [
+            None if i in self._gone else post.do.remote(does, *given)
+            for i, (post, given) in enumerate(zip(self._posts, own, strict=True))
+        ]
+        return [call and self._heard_if_there(i, call) for i, call in enumerate(calls)]
+
+    def _heard_if_there(self, site: int, call: Any) -> Any:
+        """What a site answers; None if it is gone and can be done without."""
+        try:
+            return self._heard(site, call)
+        except LostError:
+            if site not in self.loose:
+                raise
+            return None
+
+    def add(self, host: str) -> int | None:
+        """A site wherever Ray has a CPU left, once it has started; None until then."""
+        if self._coming is None:
+            if time.monotonic() - self._looked >= LOOK:
+                self._looked = time.monotonic()
+                if ray.available_resources().get("CPU", 0) >= 1:
+                    make: Any = ray.remote(Outpost)
+                    post = make.options(num_cpus=1).remote(*self._layout)
+                    self._coming = post, post.open.remote(0, 1)
+            return None
+        post, answer = self._coming
+        if not ray.wait([answer], timeout=0)[0]:
+            return None
+        self._coming = None
+        try:
+            doors: Any = ray.get(answer)
+        except RayError:
+            return None
+        self._posts.append(post)
+        self._names.append(doors.meetings[0].rpartition(":")[0])
+        return len(self._posts) - 1
+
+    def drop(self, site: int) -> None:
+        """Give back the CPU of a worker that came later; those from the start keep theirs."""
+        if site in self._gone or site < self._first:
+            return
+        with suppress(RayError):
+            ray.get(self._posts[site].do.remote("close"), timeout=PATIENCE)
+        self._gone.add(site)
+        ray.kill(self._posts[site])
 
     def one(self, site: int, does: str, *args: Any) -> Any:
         """Let one site do something."""
@@ -186,7 +238,10 @@ class RaySites:
     def close(self) -> None:
         """End all workers and give everything back."""
         self.end()
-        self._posts = []
+        late = self._posts[self._first :] + ([self._coming[0]] if self._coming else [])
+        for post in late:  # those from the start end with their group
+            ray.kill(post)
+        self._posts, self._coming = [], None
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
@@ -225,8 +280,10 @@ def check_fits(plan: Plan) -> Plan:
     """Check that the cluster has room for a plan's workers, as far as can be known beforehand."""
     apart = replace(plan, apart=True)
     programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
-    crowd = Hiring(apart, programs, "", Snapshot(0, {})).crowd
-    check_room([Wanted(h, n, 0, False) for h, n in Counter(crowd.hosts).items()], _nodes())  # noqa: FBT003
+    hiring = Hiring(apart, programs, "", Snapshot(0, {}))
+    there = Roster(apart, hiring.seats).present
+    hosts = Counter(hiring.crowd.hosts[number] for number in there)
+    check_room([Wanted(h, n, 0, False) for h, n in hosts.items()], _nodes())  # noqa: FBT003
     return plan
 
 

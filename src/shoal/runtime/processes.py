@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,92 +12,25 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.planning.plan import Plan
 from shoal.runtime.blame import bad_metrics, not_finite
-from shoal.runtime.board import BANKS, FINAL, SNAP, Board, Post, Spec
+from shoal.runtime.board import BANKS, FINAL, SNAP
 from shoal.runtime.collect import Collector, Shown
 from shoal.runtime.crew import raw, wrapped
 from shoal.runtime.fire import Replica
-from shoal.runtime.gates import Cell, make_cell, make_sheets
+from shoal.runtime.gates import make_sheets
 from shoal.runtime.hire import Hiring
+from shoal.runtime.layout import make_board
 from shoal.runtime.limit import Limit
-from shoal.runtime.machine import check_memory
 from shoal.runtime.memory import Room
 from shoal.runtime.mend import Mender, Mending
 from shoal.runtime.operations import Program
 from shoal.runtime.packing import Sent, total
-from shoal.runtime.pieces import lagged, past_names
+from shoal.runtime.roster import Roster
 from shoal.runtime.shm import Rings
-from shoal.runtime.site import Doors, Kept, Site
-from shoal.runtime.snapshot import Snapshot, check_complete, value_of
-from shoal.runtime.spawn import told_error
+from shoal.runtime.site import Doors, Kept, Left
+from shoal.runtime.sites import Here, Sites, Wanted
+from shoal.runtime.snapshot import Snapshot, check_complete
+from shoal.runtime.spawn import told_error, told_lost
 from shoal.runtime.wiring import divide, make_lines
-
-
-class Wanted(NamedTuple):
-    """What a run needs of a host."""
-
-    host: str
-    workers: int
-    doors: int  # for workers of other hosts
-    on_gpu: bool  # whether some compute on a GPU
-
-
-class Sites(Protocol):
-    """The hosts of a run, as their driver reaches them."""
-
-    def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Make a site on each host that is wanted."""
-        ...
-
-    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
-        """Let each site do something, each with its own arguments; what they answer."""
-        ...
-
-    def one(self, site: int, does: str, *args: Any) -> Any:
-        """Let one site do something; what it answers."""
-        ...
-
-    def end(self) -> None:
-        """End all workers, gently and then not; what they kept can still be had."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back, whatever has happened."""
-        ...
-
-
-class Here:
-    """All workers on this host, whatever hosts the plan speaks of."""
-
-    def __init__(self) -> None:
-        self._sites: list[Site] = []
-
-    def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Make the sites; they are apart, as if they were on different hosts."""
-        check_memory(size * len(wanted))
-        self._sites = [Site(board, size) for _ in wanted]
-        return [
-            site.open(one.doors, one.workers) for site, one in zip(self._sites, wanted, strict=True)
-        ]
-
-    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
-        """Let one site after the other do it."""
-        own = zip(*args, strict=True) if args else ((),) * len(self._sites)
-        return [getattr(site, does)(*given) for site, given in zip(self._sites, own, strict=True)]
-
-    def one(self, site: int, does: str, *args: Any) -> Any:
-        """Let one site do something."""
-        return getattr(self._sites[site], does)(*args)
-
-    def end(self) -> None:
-        """End all workers."""
-        for site in self._sites:
-            site.halt()
-        for site in self._sites:
-            site.close()
-
-    def close(self) -> None:
-        """End all workers; their memory is freed with the run."""
-        self.end()
 
 
 class Apart:
@@ -110,23 +43,28 @@ class Apart:
         self._collector = Collector(self._plan, programs, start.tick)
         self._hiring = Hiring(self._plan, self._programs, str(plan), start)
         crowd = self._hiring.crowd
-        self._hosts = list(dict.fromkeys(crowd.hosts))
-        self._held = [[n for n, h in enumerate(crowd.hosts) if h == own] for own in self._hosts]
-        near, self._far = divide(make_sheets(self._plan), crowd)
+        self._roster = Roster(self._plan, self._hiring.seats)
+        if sites.grows:  # all that there is ever room for, unless somebody says otherwise
+            self._roster.wanted = {f.name: f.most for f in plan.distribution.elastic}
+        here = [(n, crowd.hosts[n]) for n in sorted(self._roster.present)]
+        hosts = list(dict.fromkeys(host for _, host in here))
+        self._held = [[n for n, host in here if host == own] for own in hosts]
+        roaming = [f.name for f in plan.distribution.elastic] if sites.grows else []
+        near, self._far = divide(make_sheets(self._plan), crowd, roaming)
         room = Room()
         self._rings = Rings.plan(near, room)
-        self._layout = self._board(room)
+        self._layout = make_board(self._plan, self._programs, room)
         self._mender = Mender(self._plan, self._hiring.seats, self._rings, self._layout, start)
-        self._mender.at, self._mender.each = self._at, sites.each
+        self._mender.at, self._mender.each = self._at, self._each
         wanted = [
             Wanted(host, len(held), len(held) if self._far else 0, self._on_gpu(host))
-            for host, held in zip(self._hosts, self._held, strict=True)
+            for host, held in zip(hosts, self._held, strict=True)
         ]
         self._doors = sites.open(self._layout, room.size, wanted)
         self._limit: Limit | None = None
         self._failure: ShoalError | None = None
         self._asked = 0  # which snapshot the workers were asked for last
-        self._awaits = False  # whether they have yet to give all of it
+        self._awaits: set[Replica] = set()  # ends that have yet to give their part of it
         self._stopped = False
         self._ended: set[int] = set()
 
@@ -138,48 +76,22 @@ class Apart:
         places = [p for places in self._plan.places.values() for p in places]
         return any(p.host == host and p.device.kind == "gpu" for p in places)
 
-    def _board(self, room: Room) -> Board:
-        teams = tuple((f, w) for f in self._programs for w in range(self._plan.workers(f)))
-        return Board.plan(teams, self._cells(), self._plan.graph.envs, tuple(self._posts()), room)
-
-    def _cells(self) -> dict[str, Cell]:
-        """Everything that is kept: what is carried, and what is on its way to who lags."""
-        values = self._plan.graph.values
-        found = {name: make_cell(values[name]) for name in self._plan.graph.inputs}
-        for line in lagged(self._plan):
-            found |= {name: make_cell(values[value_of(name)]) for name in past_names(line)}
-        return found
-
-    def _posts(self) -> Iterator[Post]:
-        values = self._plan.graph.values
-        for fragment, program in self._programs.items():
-            ends = self._plan.ends(fragment)
-            rows = self._plan.batch(fragment) // ends
-            shown = tuple(
-                Spec(name, make_cell(values[v]).rows(rows), values[v].dtype)
-                for name, v in program.metrics
-            )
-            lines = [line for line in lagged(self._plan) if line.writer == fragment]
-            carried = frozenset(before for before, _ in program.carry)
-            carried |= {name for line in lines for name in past_names(line)}
-            for end in range(ends):
-                yield Post((fragment, end), ends, carried, shown)
-
     def start(self, limit: Limit) -> None:
         """Start all workers."""
         self._limit = limit
-        given = {n: raw(x) for n, x in {**self._start.past, **self._start.values}.items()}
-        given = {name: given[name] for name in self._layout.cells if name in given}
+        given = self._given()
         if not self._plan.is_copied:
             self._start = self._start.without(b for b, a in self._plan.graph.carry if a != b)
             self._mender.start = self._start
         at = {number: place for held, doors in zip(self._held, self._doors, strict=True)
               for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
-        addresses = [at[number][0] for number in sorted(at)]
-        loose = self._mender.loose()
-        lines = make_lines(self._far, self._hiring.crowd, addresses, loose)
-        meetings = [at[number][1] for number in sorted(at)]
+        every = range(len(self._hiring.seats))
+        addresses, meetings = zip(*(at.get(n, (("", 0), "")) for n in every), strict=True)
+        loose, absent = self._mender.loose(), self._roster.absent
+        lines = make_lines(self._far, self._hiring.crowd, addresses, loose, absent)
         hires = self._hiring.orders(self._rings, self._layout, lines, meetings)
+        self._mender.hires, self._ticks = hires, limit.ticks
+        self._sites.loose |= {i for i, held in enumerate(self._held) if set(held) <= loose}
         by_site = [[hires[number] for number in held] for held in self._held]
         count = len(self._held)
         self._pass_on()
@@ -188,6 +100,11 @@ class Apart:
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
             raise
+
+    def _given(self) -> dict[str, np.ndarray]:
+        """What all start from."""
+        given = {**self._start.past, **self._start.values}
+        return {name: raw(given[name]) for name in self._layout.cells if name in given}
 
     def alive(self, seconds: float) -> bool:
         """Wait up to `seconds`; whether there is more to come. Raises a worker's failure."""
@@ -209,19 +126,22 @@ class Apart:
         """Ask the workers for the snapshot that the limit asks for."""
         assert self._limit is not None
         if self._limit.asked.number > self._asked:
-            self._asked, self._awaits = self._limit.asked.number, True
+            self._asked, self._awaits = self._limit.asked.number, self._ends(self._roster.present)
             self._at_once("snap_at", self._limit.asked.tick)
 
     def _at_once(self, does: str, tick: int) -> None:
         """Let all sites do something before the same tick, which none of them has started."""
-        started = self._sites.each("hold")
-        self._sites.each(does, [max(tick, *started)] * len(started))
+        started = [one for one in self._sites.each("hold") if one is not None]
+        self._sites.each(does, [max(tick, *started)] * len(self._held))
 
     def _hear(self, seconds: float) -> bool:
         """Take in what is new; when all that count ticks have ended, the free ones are stopped."""
         count = len(self._held)
         news = self._sites.each("hear", [seconds / count] * count)
-        for one in news:
+        for site, one in enumerate(news):
+            if one is None:
+                self._lose_site(site)
+                continue
             for shown in one.shown:
                 self._collector.show(*shown)
             for number, told in one.ended.items():
@@ -230,10 +150,16 @@ class Apart:
         if self._failure is not None or self._is_done():
             self._mender.close()
             self._sites.each("halt")
-        return any(one.running for one in news)
+        else:
+            self._come_and_go()
+        return any(one.running for one in news if one is not None)
 
     def _lose(self, number: int, told: dict[str, Any]) -> None:
         """A worker has ended: as it should, or it is replaced, or the run fails with it."""
+        if number in self._roster.leaving:
+            self._at(number, "clear_up", self._mender.hires[number], self._rings, "")
+            self._leave(number)
+            return
         fails = told["failed"] and self._failure is None
         if fails and self._is_done() and self._mender.can(number):
             fails = False  # nobody needs it any more
@@ -250,8 +176,73 @@ class Apart:
 
     def _at(self, number: int, does: str, *args: Any) -> Any:
         """Let the site of a worker do something."""
-        site = next(i for i, held in enumerate(self._held) if number in held)
-        return self._sites.one(site, does, *args)
+        return self._sites.one(self._site_of(number), does, *args)
+
+    def _site_of(self, number: int) -> int:
+        return next(i for i, held in enumerate(self._held) if number in held)
+
+    def _each(self, does: str, *args: Sequence[Any]) -> list[Any]:
+        """Let all sites do something; what those answer that are there."""
+        return [one for one in self._sites.each(does, *args) if one is not None]
+
+    def _ends(self, numbers: Iterable[int]) -> set[Replica]:
+        """The ends of workers."""
+        ends, found = self._hiring.crowd.ends, set(numbers)
+        return {(f, end) for f, at in ends.items() for end, n in enumerate(at) if n in found}
+
+    def scale(self, wanted: Mapping[str, int]) -> None:
+        """Have so many replicas of fragments that may come and go, within their bounds."""
+        for line in self._roster.want(wanted):
+            self._mender.how.say(line)
+
+    def _come_and_go(self) -> None:
+        """Let come and go who is to."""
+        for number, comes in self._roster.changes():
+            if not comes:
+                self._roster.leaving.add(number)
+                self._at(number, "dismiss", self._mender.hires[number])
+            elif not self._come(number):
+                break
+
+    def _come(self, number: int) -> bool:
+        """Let a worker come, where there is room; whether there was."""
+        site = self._sites.add(self._hiring.crowd.hosts[number])
+        if site is None:
+            return False
+        if site == len(self._held):
+            self._held.append([])
+            self._sites.one(site, "start", [], self._given(), self._ticks)
+            self._sites.loose.add(site)
+        for held in self._held:
+            held[:] = [n for n in held if n != number]
+        self._held[site].append(number)
+        self._roster.present.add(number)
+        self._ended.discard(number)
+        self._mender.fill(number)
+        return True
+
+    def _leave(self, number: int) -> None:
+        """A worker has left; nobody waits for its part of anything."""
+        self._roster.leave([number])
+        self._awaits -= self._ends([number])
+        self._ended.add(number)
+        self._sites.drop(self._site_of(number))
+
+    def _lose_site(self, site: int) -> None:
+        """A host is gone: do without its workers, or let them come elsewhere."""
+        lost = [n for n in self._held[site] if n in self._roster.present]
+        self._held[site] = []
+        for number in lost:
+            told = told_lost(self._hiring.crowd.names[number])
+            self._awaits -= self._ends([number])
+            spared = self._roster.can_spare(number)
+            if not self._mender.takes_on(number, told, Left({}, {})):
+                self._failure = self._failure or told_error(told)
+            elif spared or not self._come(number):
+                self._mender.give_up(number)
+                self._roster.leave([number])
+                if not spared:
+                    self._failure = self._failure or told_error(told)
 
     def _counts(self, held: Sequence[tuple[str, int]]) -> bool:
         return any(fragment not in self._plan.free for fragment, _ in held)
@@ -265,13 +256,13 @@ class Apart:
 
     def sent(self) -> dict[str, Sent]:
         """What workers that have ended had sent to other hosts, by channel."""
-        told = self._sites.each("sent")
+        told = self._each("sent")
         names = dict.fromkeys(name for one in told for name in one)
         return {n: total(one[n] for one in told if n in one) for n in names}
 
     def standing(self) -> dict[str, tuple[int, str]]:
         """For each worker: ticks it has started, and what it waits for, if for long."""
-        return {k: v for found in self._sites.each("standing") for k, v in found.items()}
+        return {k: v for found in self._each("standing") for k, v in found.items()}
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """What onlookers have shown, as far as `ready` has seen it come."""
@@ -279,11 +270,13 @@ class Apart:
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
-        if self._awaits:
-            ticks = self._kept()[SNAP]
-            if min(ticks.values()) >= 0:
-                self._awaits = False
-                yield self._whole(dict.fromkeys(ticks, SNAP), self._counted(ticks))
+        if not self._awaits:
+            return
+        ticks = self._kept()[SNAP]
+        if all(ticks[end] >= 0 for end in self._awaits):
+            banks = {r: SNAP if r in self._awaits else b for r, b in self._newest().items()}
+            self._awaits = set()
+            yield self._whole(banks, self._counted(ticks))
 
     def final(self) -> Snapshot:
         """The state that all ends have reached together, or the last that they all kept."""
@@ -299,8 +292,8 @@ class Apart:
 
     def _kept(self) -> Kept:
         """Before which tick each end kept what each bank holds, over all sites."""
-        found: Kept = {bank: {} for bank in range(SNAP + 1)}
-        for kept in self._sites.each("kept"):
+        found: Kept = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
+        for kept in self._each("kept"):
             for bank, ticks in kept.items():
                 found[bank] |= ticks
         return found
@@ -312,7 +305,8 @@ class Apart:
     def _newest(self) -> dict[Replica, int]:
         """For each end, the bank with the newest of what it kept."""
         kept = self._kept()
-        return {r: max(range(BANKS), key=lambda bank: kept[bank][r]) for r in self._layout.posts}
+        banks = range(FINAL + 1)  # those that have left have kept what they ended with
+        return {r: max(banks, key=lambda bank: kept[bank][r]) for r in self._layout.posts}
 
     def _good(self, tick: int) -> Snapshot:
         """The newest state that all ends kept at or before `tick`."""
@@ -336,7 +330,7 @@ class Apart:
             else np.zeros(cell.rows(self._layout.rows), cell.dtype)
             for name, cell in cells.items()
         }  # fmt: skip
-        for shares in self._sites.each("shares", [banks] * len(self._held)):
+        for shares in self._each("shares", [banks] * len(self._held)):
             for (replica, name), x in shares.items():
                 found[name][self._layout.span(replica, cells[name])] = x
         as_jax = {

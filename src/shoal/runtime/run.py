@@ -64,7 +64,8 @@ class Watching:
     it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
     onlookers have made of a tick's values, when they have. `stand` may ask now and then how
     workers of their own processes are. What they raise stops the run. `mending` says how workers
-    that are lost are replaced, if they can be while the others go on.
+    that are lost are replaced, if they can be while the others go on; `scale`, how many replicas
+    there are to be of fragments whose replicas come and go, where that is said.
     """
 
     see: Watch
@@ -73,6 +74,7 @@ class Watching:
     look: Watch = lambda tick, metrics: None
     stand: Callable[[Standing], None] = lambda standing: None
     mending: Mending = field(default_factory=Mending)
+    scale: Callable[[], Mapping[str, int]] = dict
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
             watching.look(tick, metrics)
         if more and isinstance(going, Apart):
             watching.stand(going.standing)
+            going.scale(watching.scale())
         asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
 
 

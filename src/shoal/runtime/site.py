@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import BANKS, SNAP, START, Board, OpenBoard
+from shoal.runtime.board import BANKS, FINAL, SNAP, START, Board, OpenBoard
 from shoal.runtime.channels import take_back
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
@@ -61,7 +61,7 @@ class Site:
         self._bell = self._board.driver_bell
         self._doors: list[socket.socket] = []
         self._children: dict[int, Child] = {}
-        self._hires: dict[int, tuple[Hire, tuple[int, ...]]] = {}  # with their cores
+        self._cores: dict[int, tuple[int, ...]] = {}
         self._awaited: dict[int, dict[int, int]] = {}  # workers to be back: turns of their teams
         self._shows: dict[Replica, Any] = {}
 
@@ -80,14 +80,10 @@ class Site:
         self._board.begin(ticks)
         cores = share_cores(hires)
         doors = self._doors or [None] * len(hires)
-        held = {self._layout.teams.index(seat) for one in hires for seat in one.seats}
-        for fragment, teams in hires[0].ends.items():
-            for end, team in enumerate(teams):
-                if team in held:
-                    self._shows[fragment, end] = self._board.show((fragment, end))
         try:
             for one, own, door in zip(hires, cores, doors, strict=True):
-                self._hires[one.number] = one, own
+                self._cores[one.number] = own
+                self._show(one)
                 self._children[one.number] = spawn(one, own, self._memory, door)
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
@@ -115,9 +111,8 @@ class Site:
                 del self._awaited[number]
                 yield number
 
-    def clear_up(self, number: int, rings: Rings) -> Left:
-        """Take back what a lost worker had under way, so that nobody waits for it."""
-        hire, _ = self._hires[number]
+    def clear_up(self, hire: Hire, rings: Rings, note: str) -> Left:
+        """Take back what a worker that is gone had under way, so that nobody waits for it."""
         stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
         ends = self._ends(hire)
         for fragment, end in ends:
@@ -126,8 +121,8 @@ class Site:
         for team in range(len(self._layout.teams)):
             self._board.bell(team).ring()
         for seat in hire.seats:
-            self._board.note(self._layout.teams.index(seat), "lost, and being replaced")
-        kept = {bank: self._board.ticks(bank) for bank in (*range(BANKS), SNAP)}
+            self._board.note(self._layout.teams.index(seat), note)
+        kept = {bank: self._board.ticks(bank) for bank in (*range(BANKS), FINAL, SNAP)}
         newest = {end: max(kept, key=lambda bank: kept[bank][end]) for end in ends}
         newest = {end: bank for end, bank in newest.items() if kept[bank][end] >= 0}
         shares = self._board.shares(newest)
@@ -141,19 +136,35 @@ class Site:
         """For each team, how many turns were lost with its workers, as far as is known here."""
         return self._board.losses()
 
-    def replace(self, number: int, given: Shares, ticks: Mapping[Replica, int]) -> None:
-        """Start a worker in the place of one that is lost, from what its ends are to carry."""
-        hire, cores = self._hires[number]
+    def replace(self, hire: Hire, given: Shares, ticks: Mapping[Replica, int]) -> None:
+        """Start a worker in a place that is empty, from what its ends are to carry."""
+        own = sorted(os.sched_getaffinity(0))
+        cores = self._cores.setdefault(hire.number, (own[hire.number % len(own)],))
+        self._show(hire)
         for (replica, name), x in given.items():
             self._board.hold_ready(replica, name, x)
+        for end in self._ends(hire):
+            self._board.forget(FINAL, end)
         marks = [self._board.ticks(SNAP)[end] >= 0 for end in self._ends(hire)]
         snapped = self._board.asked.number - (not all(marks))
         teams = [self._layout.teams.index(seat) for seat in hire.seats]
-        self._awaited[number] = {team: self._board.turns(team) for team in teams}
+        self._awaited[hire.number] = {team: self._board.turns(team) for team in teams}
         for team in teams:
             self._board.note(team, "")
+            self._board.dismiss(team, 0)
         again = {"ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped}
-        self._children[number] = spawn(hire, cores, self._memory, None, again)
+        self._children[hire.number] = spawn(hire, cores, self._memory, None, again)
+
+    def dismiss(self, hire: Hire) -> None:
+        """Let a worker that turns at its own pace end after the turn that it is in."""
+        for seat in hire.seats:
+            self._board.dismiss(self._layout.teams.index(seat))
+
+    def _show(self, hire: Hire) -> None:
+        """Look at what a worker's ends show."""
+        for end in self._ends(hire):
+            if end not in self._shows:
+                self._shows[end] = self._board.show(end)
 
     def _ends(self, hire: Hire) -> list[Replica]:
         """The ends that a worker holds."""
@@ -168,7 +179,8 @@ class Site:
 
     def standing(self) -> dict[str, tuple[int, str]]:
         """For each worker's fragment: ticks it has started, and what it waits for, if for long."""
-        held = [seat for child in self._children.values() for seat in child.seats]
+        there = [c for n, c in self._children.items() if n in self._awaited or not c.told]
+        held = [seat for child in there for seat in child.seats]
         return {
             f"{fragment}[{worker}]": self._board.standing(
                 self._layout.teams.index((fragment, worker))

@@ -117,6 +117,13 @@ def told_of(child: Child, told: Mapping[str, Any]) -> dict[str, Any]:
     return {"worker": child.name, "where": "", "trace": "", **found}
 
 
+def told_lost(worker: str) -> dict[str, Any]:
+    """How a worker ended whose host is gone."""
+    what, fix = f"worker {worker} is lost with its host", "`ray status` shows what is left."
+    found = {"kind": "LostError", "is_shoal": True, "what": what, "fix": fix}
+    return {"worker": worker, "failed": True, "where": "", "trace": "", **found}
+
+
 def told_error(told: Mapping[str, Any]) -> ShoalError:
     """A worker's failure as an error of the driver's."""
     if told["is_shoal"]:

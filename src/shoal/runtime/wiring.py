@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.errors import PlaceError
@@ -33,13 +33,19 @@ class Crowd:
         return {self.hosts[worker] for worker in ends}
 
 
-def divide(sheets: Sheets, crowd: Crowd) -> tuple[dict[str, Sheet], dict[str, Sheet]]:
+def divide(
+    sheets: Sheets, crowd: Crowd, roaming: Collection[str] = ()
+) -> tuple[dict[str, Sheet], dict[str, Sheet]]:
     """The channels in shared memory, and those between hosts.
 
-    Those that free fragments turn by are counted in one ledger, so they stay together.
+    Those that free fragments turn by are counted in one ledger, so they stay together. Of roaming
+    fragments it isn't known yet on which hosts they will be.
     """
     free = {n for n, s in sheets.items() if takes_some(s.gate.flow) or s.gate.admits}
-    far = {name for name, sheet in sheets.items() if len(crowd.hosts_of(sheet)) > 1}
+    far = {
+        name for name, sheet in sheets.items()
+        if len(crowd.hosts_of(sheet)) > 1 or {sheet.gate.writer, sheet.gate.reader} & set(roaming)
+    }  # fmt: skip
     if far & free:
         far |= free
         _check_ledger({n: sheets[n] for n in free}, crowd)
@@ -62,9 +68,16 @@ def _check_ledger(free: Sheets, crowd: Crowd) -> None:
 
 
 def make_lines(
-    far: Sheets, crowd: Crowd, addresses: Sequence[Address], loose: frozenset[int]
+    far: Sheets,
+    crowd: Crowd,
+    addresses: Sequence[Address],
+    loose: frozenset[int],
+    absent: frozenset[int],
 ) -> Lines | None:
-    """The channels between hosts, with a token of their own; None if there are none."""
+    """The channels between hosts, with a token of their own; None if there are none.
+
+    Others may take the place of loose workers; absent ones come later, if at all.
+    """
     if not far:
         return None
     for sheet in far.values():
@@ -73,4 +86,4 @@ def make_lines(
     rings = Rings.plan(far, room)
     token, at = os.urandom(TOKEN), tuple(addresses)
     rejoin = float(os.environ.get("SHOAL_REJOIN", REJOIN))
-    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose, rejoin)
+    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose, absent, rejoin)

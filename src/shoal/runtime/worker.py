@@ -229,7 +229,7 @@ class Worker:
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Turn ticks up to the limit; every move is announced before it is made."""
         program = self._crew.program
-        while self.is_free or limit.may_start(self.tick):
+        while limit.may_turn() if self.is_free else limit.may_start(self.tick):
             self._answer(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
             if due and self._crew.is_copied:

@@ -1,0 +1,131 @@
+"""Fragments at their own pace whose replicas come and go while the others go on."""
+
+import json
+
+import pytest
+
+import shoal
+from conformance.test_hosts import hosts
+from conformance.test_processes import nothing_left
+from conformance.test_replaced import Enough
+from laws.cases import ONE, cluster, cpu, graph_of, start_of
+from shoal.cli.main import main
+from shoal.errors import CutError, SettingError
+from shoal.planning.policies import impala
+from shoal.planning.policy import Fragment
+from shoal.records import write_json
+from shoal.runtime.again import Care
+from shoal.runtime.hire import Hiring
+from shoal.runtime.program import write_program
+from shoal.runtime.roster import Change, Roster
+from shoal.runtime.run import Watching
+from shoal.runtime.snapshot import Snapshot
+
+pytest.importorskip("gymnasium")
+__all__ = ["nothing_left"]
+
+
+class Crowded:
+    """A run that is scaled: `counts` one after the other, each once the one before is reached."""
+
+    def __init__(self, *counts):
+        self.counts, self.ticks, self.reached, self.said = list(counts), [], [], []
+
+    def see(self, tick, metrics):
+        self.ticks.append(tick)
+        if not self.counts and "worker actor[1] has come" in self.said:
+            raise Enough
+
+    def stand(self, standing):
+        there = {name: turns for name, (turns, _) in standing().items() if "actor" in name}
+        if self.ticks and all(there.values()) and [len(there)] == self.counts[:1]:
+            self.reached.append((self.ticks[-1], sorted(there)))
+            del self.counts[0]
+
+    def scale(self):
+        return {"actor": self.counts[0]} if self.counts and self.ticks else {}
+
+    def run(self, plan, backend="processes"):
+        watching = Watching(self.see, stand=self.stand, scale=self.scale)
+        state = start_of("chase")
+        with pytest.raises(Enough):
+            Care(say=self.said.append).run(plan, backend, ticks=10**9, state=state, watch=watching)
+        assert self.ticks == list(range(len(self.ticks))), "nobody went back"
+        return self.reached
+
+
+@pytest.mark.parametrize("machines", [ONE, pytest.param(hosts(2), marks=pytest.mark.slow)])
+def test_replicas_come_and_go_while_the_others_go_on(machines):
+    plan = shoal.plan(graph_of("chase"), impala((1, 4), 1, 7), machines)
+    crowded = Crowded(2, 1, 2)
+    reached = crowded.run(plan)
+    assert [there for _, there in reached] == [
+        ["actor[0]", "actor[1]"], ["actor[0]"], ["actor[0]", "actor[1]"],
+    ]  # fmt: skip
+    ticks = [tick for tick, _ in reached]
+    assert ticks == sorted(set(ticks)), "ticks went on between all changes"
+    assert "actor: 1 replicas, as was asked" in crowded.said
+
+
+def drawn(actors, machines=ONE):
+    return shoal.plan(graph_of("chase"), impala(actors, 1, 7), machines)
+
+
+@pytest.mark.parametrize(("cpus", "first"), [(1, 2), (3, 2), (4, 3), (5, 4), (64, 4)])
+def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
+    machines = shoal.Cluster((shoal.Host("host0", cpus, (cpu(0),)),))
+    plan = drawn((2, 4), machines)
+    assert plan.starting("actor") == first
+    assert f"2 to 4, first {first}" in str(plan)
+    assert roster_of(plan).present == {*range(first), 4}
+
+
+def roster_of(plan):
+    programs = {f.name: write_program(plan, f.name) for f in plan.distribution.fragments}
+    return Roster(plan, Hiring(plan, programs, "", Snapshot(0, {})).seats)
+
+
+def test_who_comes_and_goes_is_decided_within_the_bounds():
+    roster = roster_of(drawn((2, 4)))
+    assert list(roster.changes()) == []
+    assert list(roster.want({"actor": 9, "learner": 2})) == [
+        "actor: 4 replicas, as was asked",
+        "`learner` has a fixed number of replicas, and stays as it is",
+    ]
+    assert list(roster.changes()) == [Change(2, comes=True), Change(3, comes=True)]
+    roster.present |= {2, 3}
+    assert roster.can_spare(3)
+    assert list(roster.want({"actor": 0})) == ["actor: 2 replicas, as was asked"]
+    assert list(roster.changes()) == [Change(2, comes=False), Change(3, comes=False)]
+    roster.leaving |= {2, 3}
+    assert list(roster.changes()) == []
+    roster.leave([2, 3])
+    assert not roster.can_spare(1)
+
+
+def test_replicas_that_others_wait_for_can_not_come_and_go():
+    with pytest.raises(CutError, match=r"`actor` is to have 2 to 4 replicas, but others wait"):
+        shoal.plan(graph_of("chase"), shoal.single_learner_coarse((2, 4)), cluster(4))
+
+
+def test_more_can_not_be_taken_than_there_may_be():
+    with pytest.raises(CutError, match=r"is to take 3 of at least 2 replicas"):
+        shoal.plan(graph_of("chase"), impala((2, 4), 3, 7), ONE)
+
+
+def test_bounds_are_in_order():
+    with pytest.raises(SettingError, match="4 to 2 replicas"):
+        Fragment("actor", ("*",), (4, 2))
+
+
+def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
+    write_json(tmp_path / "summary.json", {"status": "running", "ticks": 3})
+    write_json(tmp_path / "run.json", {"elastic": {"actor": [2, 4]}})
+    assert main(["scale", str(tmp_path), "actors=3"]) == 1
+    assert "isn't going on" in capsys.readouterr().err
+    write_json(tmp_path / "status.json", {"at": 0, "workers": {}})
+    assert main(["scale", str(tmp_path), "actors=3"]) == 0
+    assert json.loads((tmp_path / "scale.json").read_text()) == {"actor": 3}
+    for wrong, told in [("actor=5", "Choose 2 to 4"), ("learner=2", "actor (2 to 4)")]:
+        assert main(["scale", str(tmp_path), wrong]) == 1
+        assert told in capsys.readouterr().err
