@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -45,16 +46,40 @@ def join(address: str = "") -> None:
     """Connect with the cluster at `address`, or one that is known here, or start one here."""
     if ray.is_initialized():
         return
-    quiet = {"log_to_driver": False, "logging_level": "warning"}
     try:
-        with own_signals():
-            ray.init(address=address or None, **quiet)
+        _connect(address)
     except (ConnectionError, ValueError, RuntimeError) as error:
+        with suppress(ConnectionError, ValueError, RuntimeError):
+            if use_token():
+                _connect(address)
+        if ray.is_initialized():
+            return
         raise PlaceError(
             f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
             "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
-            "If Ray asks for a token there, set RAY_AUTH_MODE=token here.",
+            "If that one asks for a token (Ray says InvalidAuthToken), copy ~/.ray/auth_token from "
+            "its head to this host.",
         ) from error
+
+
+def _connect(address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    with own_signals():
+        ray.init(address=address or None, **quiet)
+
+
+def use_token() -> bool:
+    """Give Ray's token from now on, if there is one here and nothing was said about it.
+
+    `ray start` asks for it as soon as there is one, and Ray's clients give it only if told to.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return False
+    with suppress(ImportError):  # a Ray without tokens
+        from ray._private.authentication import authentication_token_setup as tokens
+
+        return tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return False
 
 
 @contextmanager
