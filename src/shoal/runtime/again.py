@@ -15,7 +15,7 @@ from shoal.runtime.mend import WINDOW, Loss, Mending
 from shoal.runtime.run import Result, Watch, Watching, as_snapshot, load_ray, run
 from shoal.runtime.snapshot import Snapshot
 
-PATIENCE = 60.0  # seconds that a cluster has to become large enough again
+PATIENCE = 120.0  # seconds that a cluster has to become large enough again
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,23 @@ class Care:
         start = as_snapshot(plan.graph, state)
         memory = _Memory(watching, start, self.every)
         losses: list[float] = []
+        lost: LostError | None = None
         while True:
             try:
                 return run(plan, backend, ticks=ticks, state=start, watch=memory.watching)
-            except LostError as lost:
+            except LostError as error:
                 now = time.monotonic()
                 losses = [*(then for then in losses if now - then < WINDOW), now]
                 if len(losses) > self.restarts:
                     raise
-                start = self.fresh(memory.newest(getattr(lost, "snapshot", None)))
-                self.tell(lost, start.tick)
-                plan = _redrawn(plan, backend, lost)
+                memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
+                self.tell(error, start.tick)
+                lost = error
+            except PlaceError as error:
+                # For a while a cluster counts hosts that are gone, and hasn't those that come back.
+                _check_patience(losses, lost, error)
+            if lost is not None:
+                plan = _redrawn(plan, backend, lost, losses)
 
 
 @dataclass
@@ -107,11 +113,19 @@ class _Memory:
             self.inner.keep(snapshot)
 
 
-def _redrawn(plan: Plan, backend: str, lost: LostError) -> Plan:
+def _check_patience(losses: list[float], lost: LostError | None, error: PlaceError) -> None:
+    """Raise if there is still no room long after the last loss; or `error`, if there was none."""
+    if lost is None:
+        raise error
+    if time.monotonic() - losses[-1] > PATIENCE:
+        lost.add_note(f"What is left is too little: {error}")
+        raise lost from error
+
+
+def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> Plan:
     """The plan on what is left of its cluster; waits a while for it to be enough."""
     if backend != "ray":
         return plan
-    until = time.monotonic() + PATIENCE
     while True:
         try:
             cluster = load_ray().ray_cluster()
@@ -119,7 +133,5 @@ def _redrawn(plan: Plan, backend: str, lost: LostError) -> Plan:
             load_ray().check_fits(drawn)
             return drawn
         except PlaceError as error:
-            if time.monotonic() > until:
-                lost.add_note(f"What is left is too little: {error}")
-                raise lost from error
+            _check_patience(losses, lost, error)
             time.sleep(1.0)

@@ -13,13 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -151,17 +145,21 @@ class RaySites:
 
     def open(self, board: Board, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
         """Reserve what each host is to give, all or nothing, and start a site on each."""
-        nodes, self._layout = _nodes(), (board, size)
+        self._layout = board, size
+        try:
+            return self._opened(board, size, wanted, _nodes())
+        except BaseException:
+            self.close()  # what is reserved would stay so
+            raise
+
+    def _opened(
+        self, board: Board, size: int, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]
+    ) -> list[Doors]:
         check_room(wanted, nodes)
         bundles = [{"CPU": float(one.workers)} | _gpus(one, nodes) for one in wanted]
         where = [{"ray.io/node-id": nodes[one.host]["NodeID"]} for one in wanted]
         self._group = placement_group(bundles, strategy="PACK", bundle_label_selector=where)
-        if not self._group.wait(PATIENCE):
-            self.close()
-            raise PlaceError(
-                f"Ray found no room for {_told(wanted)} within {PATIENCE:g} s",
-                "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
-            )
+        _await(self._group, wanted, nodes)
         make = ray.remote(Outpost)
         self._names, self._first = [one.host for one in wanted], len(wanted)
         self._posts = [
@@ -243,7 +241,7 @@ class RaySites:
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, ShoalError) else error from error
-        except (ActorDiedError, ActorUnavailableError, GetTimeoutError) as error:
+        except RayError as error:
             self._gone.add(site)
             silent = isinstance(error, GetTimeoutError)
             what = f"has been silent for {PATIENCE:g} s" if silent else "is gone"
@@ -255,10 +253,10 @@ class RaySites:
     def end(self) -> None:
         """End all workers that can be reached."""
         for does in ("halt", "close"):
-            calls = [p.do.remote(does) for i, p in enumerate(self._posts) if i not in self._gone]
-            for call in calls:
-                with suppress(RayError):
-                    ray.get(call, timeout=PATIENCE)
+            there = [i for i in range(len(self._posts)) if i not in self._gone]
+            for i, call in [(i, self._posts[i].do.remote(does)) for i in there]:
+                with suppress(LostError, RayError):
+                    self._answer(i, call)
 
     def close(self) -> None:
         """End all workers and give everything back."""
@@ -272,14 +270,33 @@ class RaySites:
             self._group = None
 
 
+def _await(group: Any, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
+    """Wait until there is room for all, but not for a host that is gone."""
+    until = time.monotonic() + PATIENCE
+    while not group.wait(1.0):
+        alive = {node["NodeID"] for node in _nodes().values()}
+        for one in wanted:
+            if nodes[one.host]["NodeID"] not in alive:
+                raise _left(one.host)
+        if time.monotonic() > until:
+            raise PlaceError(
+                f"Ray found no room for {_told(wanted)} within {PATIENCE:g} s",
+                "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
+            )
+
+
+def _left(host: str) -> PlaceError:
+    return PlaceError(
+        f"host {host} is not in the cluster any more",
+        f"The cluster has: {', '.join(_nodes())}. Draw the plan again.",
+    )
+
+
 def check_room(wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
     """Check that every host has a CPU for each of its workers."""
     for one in wanted:
         if one.host not in nodes:
-            raise PlaceError(
-                f"host {one.host} is not in the cluster any more",
-                f"The cluster has: {', '.join(nodes)}. Draw the plan again.",
-            )
+            raise _left(one.host)
         cpus = int(nodes[one.host]["Resources"].get("CPU", 0))
         if one.workers > cpus:
             there = sum(int(node["Resources"].get("CPU", 0)) for node in nodes.values())
