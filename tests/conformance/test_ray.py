@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +26,13 @@ from unit.toy_loop import Toy  # noqa: E402
 
 QUICK = ["coarse(2)", "decoupled, served"]
 CPUS = 2  # of each host
+MARK = "SHOAL_TEST_RAY"  # which all processes of this cluster bear
 
 
 @pytest.fixture(scope="module")
 def nodes():
     """Three hosts, as far as Ray knows."""
+    os.environ[MARK] = str(os.getpid())
     found = Cluster(
         initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False}
     )
@@ -48,21 +52,16 @@ def nothing_left(nodes):
 
 
 def workers():
-    """Workers that are alive, of whichever host."""
+    """Workers of this cluster that are alive, of whichever host."""
     found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 1) for line in found.stdout.splitlines()[1:]]
-    mine = [int(pid) for pid, args in rows if "shoal.runtime.child" in args]
-    return [pid for pid in mine if _is_of(pid, "ray::Outpost")]
+    return [int(pid) for pid, args in rows if "shoal.runtime.child" in args and _is_own(pid)]
 
 
-def _is_of(pid, name):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            parent = stat.read().rpartition(")")[2].split()[1]
-        with open(f"/proc/{parent}/cmdline", encoding="utf-8") as line:
-            return name in line.read()
-    except OSError:
-        return False
+def _is_own(pid):
+    with suppress(OSError):
+        return f"{MARK}={os.getpid()}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
 
 
 @cache

@@ -1,6 +1,7 @@
 """Training on a cluster goes on whatever happens to its workers, hosts, links, disk and driver.
 
-`CHAOS_SECONDS` (600) and `CHAOS_SEED` (0) say for how long, and which faults.
+`CHAOS_SECONDS` (600) and `CHAOS_SEED` (0) say for how long, and which faults. `CHAOS_KIND=impala`
+is a run whose actors are at their own pace, and are replaced while the others go on.
 """
 
 import json
@@ -20,6 +21,7 @@ from shoal.checkpoints import read_newest, ticks_in
 from soak.chaos import Chaos, small_disk, workers
 
 SECONDS, SEED = int(os.environ.get("CHAOS_SECONDS", "600")), int(os.environ.get("CHAOS_SEED", "0"))
+KIND = os.environ.get("CHAOS_KIND", "lockstep")
 HOSTS = 3
 HANG = 120  # seconds without a new tick that no fault here may cause
 STARTED = 300  # seconds until there is a first one
@@ -27,7 +29,8 @@ PAUSE = 12  # seconds between faults
 MORE = 30  # descriptors that a driver may have open more than at first
 GRACE = 30  # seconds that a run has to stop when it is told to
 TICKS = 10**6  # more than it comes to
-TRAIN = ("train", "ppo", "CartPole-v1", "--distribute", "single-learner-coarse", "--actors", "2",
+WHAT = {"lockstep": ("ppo", "single-learner-coarse"), "impala": ("impala", "impala")}[KIND]
+TRAIN = ("train", WHAT[0], "CartPole-v1", "--distribute", WHAT[1], "--actors", "2",
          "--ticks", str(TICKS), "--checkpoint-every", "10s")  # fmt: skip
 ON_RAY = ("--backend", "ray", "--address", f"{address(0)}:6379", "--restarts", "1000")
 ENTRY = (sys.executable, "-c", "from shoal.cli.entry import entry; entry()")
@@ -111,7 +114,11 @@ def test_training_survives_what_clusters_do(tmp_path, monkeypatch):
     assert (summary["status"], saved[-1]) == ("interrupted", summary["ticks"])
     assert [row["tick"] for row in seen] == list(range(summary["ticks"]))
     assert run.opened[-1] <= run.opened[0] + MORE
-    assert seen == undisturbed(tmp_path, summary["ticks"])
+    alone = undisturbed(tmp_path, summary["ticks"])
+    if KIND == "lockstep":
+        assert seen == alone  # to the bit
+    else:
+        assert seen[-1]["return_mean"] >= 0.8 * alone[-1]["return_mean"]
 
 
 def disturb(run, chaos, cluster):

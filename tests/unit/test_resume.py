@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, WRITTEN
-from shoal.checkpoints import read_newest, ticks_in
+from shoal.checkpoints import read_newest, read_told, ticks_in
 from shoal.errors import CheckpointError, SettingError
 from shoal.records import locked
 from shoal.runtime.verify import difference
@@ -94,6 +94,20 @@ def test_checkpoints_are_written_as_the_run_goes_on(tmp_path):
     kept = ticks_in(run.folder / "checkpoints")
     assert kept[-1] == 400
     assert len(kept) == 2  # nothing here has a return, so none is the best
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_of_a_run_over_workers_the_newest_and_the_best_checkpoints_are_kept(tmp_path, backend):
+    pytest.importorskip("gymnax")
+    how = {"loop": "ppo", "backend": backend, "checkpoint_every": 1, "keep": 2}
+    run = train(tmp_path, "run", COARSE, 60, **how).folder
+    kept = {t: read_told(run / "checkpoints" / str(t)) for t in ticks_in(run / "checkpoints")}
+    means = {row["tick"] + 1: row["return_mean"] for row in rows(run)}
+    assert {t: told["return_mean"] for t, told in kept.items()} == {t: means[t] for t in kept}
+    *older, before, last = kept
+    assert last == 60
+    assert len(older) <= 1
+    assert all(means[t] > max(means[before], means[last]) for t in older)
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
