@@ -255,6 +255,10 @@ class _OneTick:
         """The snapshot that is wanted."""
         return self.limit.asked
 
+    def may_turn(self) -> bool:
+        """Whether one that turns at its own pace may begin another turn."""
+        return self.limit.may_turn()
+
     def may_start(self, tick: int, count: int = 1) -> int:
         """How many ticks a worker may do."""
         return self.limit.may_start(tick) if tick == self.tick else 0
