@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.algorithms import PRESETS
+from shoal.algorithms.presets import Preset
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results.jsonl"
@@ -72,12 +74,26 @@ def train(kind: str, env: str, seed: int, beside: int) -> Row | None:
         return None
     found = json.loads(done.stdout.strip().splitlines()[-1])
     told = {"kind": kind, "env": env, "seed": seed, "beside": beside, "cores": os.cpu_count()}
+    told["settings"] = settings_of(PRESETS[kind][env])
     return {**told, "python": platform.python_version(), **found}
 
 
+def settings_of(preset: Preset) -> Row:
+    """What a run depends on, as JSON tells it."""
+    both = asdict(preset.algorithm) | {"envs": preset.envs, "ticks": preset.ticks}
+    return json.loads(json.dumps(both))
+
+
+def holds(row: Row) -> bool:
+    """Whether its preset is still what was run, as far as it has those settings."""
+    preset = PRESETS.get(row["kind"], {}).get(row["env"])
+    now = settings_of(preset) if preset else {}
+    return bool(now) and all(now.get(name, told) == told for name, told in row["settings"].items())
+
+
 def page(rows: list[Row]) -> str:
-    """The table of all runs that are kept; of runs made twice, the later."""
-    runs = {(r["kind"], r["env"], r["seed"]): r for r in rows}
+    """The table of all runs of presets as they are now; of runs made twice, the later."""
+    runs = {(r["kind"], r["env"], r["seed"]): r for r in rows if holds(r)}
     lines = []
     for kind, presets in PRESETS.items():
         for env, preset in presets.items():

@@ -16,23 +16,17 @@ _CLASSIC: dict[str, Any] = {
 _CLASSIC |= {"learning_rate": 5e-4, "n_step": 10, "target_every": 200, "epsilon_ticks": 100}
 
 
-def _minatar(target: float, **settings: Any) -> Preset:
-    """Young and Tian's (2019) steps and replay, in larger updates of fewer samples; prioritised."""
-    replay: dict[str, Any] = {"steps": 8, "windows": 4, "samples_per_insert": 8.0, "min_size": 320}
-    replay |= {"capacity": 6250, "keep_as": "bool", "priority_exponent": 0.5}
-    learning: dict[str, Any] = {
-        "learning_rate": 2.5e-4,
-        "n_step": 3,
-        "target_every": 500,
-        "epsilon_ticks": 800,
-    }
-    return Preset(DQN(**replay | learning | settings), envs=16, ticks=39000, target=target)
+def _minatar(target: float) -> Preset:
+    """Young and Tian's (2019) five million steps and replay of 100,000, in updates of 256."""
+    replay: dict[str, Any] = {"steps": 8, "windows": 4, "samples_per_insert": 8.0, "min_size": 80}
+    replay |= {"capacity": 1600, "keep_as": "bool", "priority_exponent": 0.5}
+    learning = {"learning_rate": 2.5e-4, "n_step": 3, "target_every": 500, "epsilon_ticks": 200}
+    return Preset(DQN(**replay | learning), envs=64, ticks=9766, target=target)
 
 
 DQN_PRESETS = {
     "CartPole-v1": Preset(DQN(**_CLASSIC), envs=16, ticks=800, target=475),
     "Acrobot-v1": Preset(DQN(**{**_CLASSIC, "n_step": 5}), envs=16, ticks=800, target=-100),
-    # Five million steps each; not run to the end yet, so the targets are hopes.
-    "Breakout-MinAtar": _minatar(8),
-    "SpaceInvaders-MinAtar": _minatar(35),
+    "Breakout-MinAtar": _minatar(20),
+    "SpaceInvaders-MinAtar": _minatar(70),
 }

@@ -12,11 +12,13 @@ def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 
+_ACROBOT = {"steps": 32, "trace_decay": 0.95, "entropy_weight": 0.1, "normalise_observations": True}
+
 IMPALA_PRESETS = {
-    "CartPole-v1": _impala(1000, 16, 475, learning_rate=2e-3),
+    "CartPole-v1": _impala(1500, 16, 475, steps=32, learning_rate=2e-3),
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
-    "Acrobot-v1": _impala(3000, 16, -150, entropy_weight=0.1, normalise_observations=True),
+    "Acrobot-v1": _impala(2000, 16, -110, **_ACROBOT),
     # Five million steps each.
-    "Breakout-MinAtar": _impala(4900, 64, 5),
+    "Breakout-MinAtar": _impala(4900, 64, 5, learning_rate=4e-3),
     "SpaceInvaders-MinAtar": _impala(4900, 64, 50),
 }

@@ -8,6 +8,8 @@ PENDULUM |= {"hidden": (64, 64), "learning_rate": 1e-3}
 HALF_CHEETAH = {"steps": 4, "windows": 16, "samples_per_insert": 128.0}
 HALF_CHEETAH |= {"min_size": 640, "capacity": 62500}
 
-# The same from more environments at once, for XLA steps them together.
-BRAX_HALF_CHEETAH = {"steps": 4, "windows": 4, "samples_per_insert": 128.0}
+# A million steps from more environments at once, for XLA steps them together, all kept, and an
+# update of 256 for every four. One seed of each was at 6,264 (SAC) and 9,317 (TD3) after 0.9
+# million.
+BRAX_HALF_CHEETAH = {"steps": 4, "windows": 4, "samples_per_insert": 64.0}
 BRAX_HALF_CHEETAH |= {"min_size": 128, "capacity": 15625}

@@ -10,6 +10,6 @@ SAC_PRESETS = {
         SAC(**HALF_CHEETAH), envs=16, ticks=15625, target=5000, family="gymnasium"
     ),
     "halfcheetah": Preset(
-        SAC(**BRAX_HALF_CHEETAH), envs=64, ticks=3906, target=3000, family="brax"
+        SAC(**BRAX_HALF_CHEETAH), envs=64, ticks=3906, target=5000, family="brax"
     ),
 }

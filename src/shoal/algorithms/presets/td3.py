@@ -10,7 +10,7 @@ TD3_PRESETS = {
         TD3(**HALF_CHEETAH), envs=16, ticks=15625, target=5000, family="gymnasium"
     ),
     "halfcheetah": Preset(
-        TD3(**BRAX_HALF_CHEETAH), envs=64, ticks=3906, target=3000, family="brax"
+        TD3(**BRAX_HALF_CHEETAH), envs=64, ticks=3906, target=5000, family="brax"
     ),
 }
 
