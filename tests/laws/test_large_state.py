@@ -9,6 +9,9 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
+from shoal.runtime.lower import Lowering
+from shoal.runtime.operations import Segment
+from shoal.runtime.program import write_program
 from shoal.runtime.verify import difference
 
 TICKS = 20
@@ -77,6 +80,35 @@ def test_a_large_state_is_there_once_while_a_run_goes_on(policy, large):
     assert np.asarray(result.state["heap"])[:, :40].all()
     # The cut sends all of it to `look`, which holds what it was sent.
     assert max(most) <= (1.1 if policy.name == "fused" else 4.1) * whole
+
+
+class Heaps(Heap):
+    """Two heaps alike, and a stage that reads the later one first."""
+
+    def init(self, key, env, envs):
+        heap = jnp.zeros((envs, self.size))
+        return {"a": heap, "b": heap, "at": jnp.int32(0)}
+
+    def tick(self, env, state):
+        b, a, first = self.put_both(state["b"], state["a"], at=state["at"])
+        return {"a": a, "b": b, "at": state["at"] + 1}, {"sum": self.look(first)}
+
+    @shoal.stage(per="env")
+    def put_both(self, b, a, *, at):
+        b, a = b.at[at % self.size].set(2.0), a.at[at % self.size].set(1.0)
+        return b, a, a[:1] + b[:1]
+
+
+def test_what_is_written_over_is_written_in_place():
+    plan = shoal.plan(shoal.trace(Heaps(), envs=2), shoal.single_learner_coarse(1), ONE)
+    (segment,) = [s for s in write_program(plan, "actor").operations if isinstance(s, Segment)]
+    assert segment.donates >= {"a", "b"}
+    specs = (plan.graph.values[name] for name in segment.reads)
+    args = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    # Where XLA has to copy a heap to write into the other's place, it needs room to do so.
+    room = Lowering(plan, "actor").compile(segment).lower(*args).compile().memory_analysis()
+    assert room.alias_size_in_bytes >= 2 * 2 * Heap.size * 4
+    assert room.temp_size_in_bytes < Heap.size
 
 
 def test_a_number_that_is_not_finite_is_told_without_copies_too(large):

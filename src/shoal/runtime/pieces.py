@@ -136,7 +136,7 @@ class Pieces:
         return min(w.tick for w in self.workers if not w.is_free)
 
     def final(self) -> Snapshot:
-        """The state that all workers have reached together.
+        """The state that all workers have reached together, who don't go on after it.
 
         If workers were stopped in the middle of a tick, it is the last state they all kept.
         """
@@ -202,7 +202,7 @@ def _arrays(crew: CompiledCrew | PlainCrew) -> Lowering | None:
 
 def _newest(worker: Worker) -> Share:
     """What an end carries, or carried last before it was stopped in the middle of a tick."""
-    return worker.kept[-1] if worker.broken else worker.share()
+    return worker.kept[-1] if worker.broken else worker.handed_over()
 
 
 def make_team(

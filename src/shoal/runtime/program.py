@@ -335,6 +335,19 @@ def _donate(
                 for v in carried
                 if last.get(v) is segment and v not in kept | shared | passed | keys
             }
-        return Segment(segment.work, segment.reads, segment.writes, frozenset(over))
+        return _in_step(segment, frozenset(over), dict(plan.graph.carry))
 
     return tuple(_map(operations, change))
+
+
+def _in_step(segment: Segment, over: frozenset[str], carry: dict[str, str]) -> Segment:
+    """The segment with what it writes over first, and what takes its place in the same order.
+
+    JAX gives a result the memory of the first argument of its shape that is left. Were that
+    another's, XLA would copy both.
+    """
+    pairs = {r: carry.get(r, r) for r in segment.reads if r in over}
+    pairs = {before: after for before, after in pairs.items() if after in segment.writes}
+    reads = dict.fromkeys([*pairs, *segment.reads])
+    writes = dict.fromkeys([*pairs.values(), *segment.writes])
+    return Segment(segment.work, tuple(reads), tuple(writes), over)

@@ -299,6 +299,10 @@ class Worker:
         carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
         return Share(self.tick, carried, self.past)
 
+    def handed_over(self) -> Share:
+        """The same without a copy, of an end that doesn't go on."""
+        return Share(self.tick, dict(self.carried), self.past)
+
     def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
         env = self._env
         env.update({name: env[first] for first, name in turns.renames if first in env})
