@@ -36,6 +36,12 @@ MountainCarContinuous-v0 at 90; good agents reach -100 on Acrobot-v1 and -200 on
 -150 is the best there is), a memory is worth 1 on MemoryChain. The other thresholds are what the
 preset was seen to reach.
 
+Published beside: gymnax tells of a PPO with 28 on Breakout-MinAtar and 131 on
+SpaceInvaders-MinAtar. CleanRL's documentation has SAC at 9,635 and TD3 at 9,018 on HalfCheetah
+after a million steps. On MPE_simple_spread_v3, -28 is chance; returns are the mean of the agents'
+there, a third of what JaxMARL's curves show, since it multiplies each agent's reward by their
+number.
+
 | algorithm | environment | threshold | return, by seed | IQM | worst | steps | seconds | where |
 |---|---|---|---|---|---|---|---|---|
 """
