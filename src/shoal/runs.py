@@ -127,6 +127,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         stack.callback(story.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
+        _lose(summary, say, since.told.get("under_way", 0))
         with listening(say), environments_closed():
             result = _run(drawn, run_told, since, saving, care)
         _finish(summary, result, story)
@@ -155,8 +156,21 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
     fresh = partial(with_new_episodes, graph, told["seed"])
     times = told["replaces"]
     return Care(
-        told["restarts"], tell=tell, fresh=fresh, replaced=replaced, replaces=times, say=say
+        told["restarts"],
+        tell=tell,
+        fresh=fresh,
+        replaced=replaced,
+        replaces=times,
+        say=say,
+        dropped=partial(_lose, summary, say),
     )
+
+
+def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
+    """Count turns that were under way in a state that a run goes on from: nobody has them."""
+    if turns:
+        summary["lost_turns"] = summary.get("lost_turns", 0) + turns
+        say(f"{turns} {'turn that was' if turns == 1 else 'turns that were'} under way then: lost")
 
 
 def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> Result:
@@ -296,7 +310,7 @@ class Saving:
             # Ends at their own pace gave their parts later than that.
             told = self.story.told(snapshot.tick)
         if told is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
-            self._checkpoints.write(snapshot, told)
+            self._checkpoints.write(snapshot, {**told, "under_way": snapshot.under_way})
         self.story.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 

@@ -35,6 +35,7 @@ class Care:
     replaced: Callable[[Loss], None] = lambda loss: None
     replaces: int | None = None
     say: Say = lambda line: None  # hears of workers that come and go
+    dropped: Callable[[int], None] = lambda turns: None  # hears of turns that going back loses
 
     def run(
         self,
@@ -69,6 +70,7 @@ class Care:
                     raise
                 memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
                 self.tell(error, start.tick)
+                self.dropped(start.under_way)
                 lost = error
             except PlaceError as error:
                 # For a while a cluster counts hosts that are gone, and hasn't those that come back.

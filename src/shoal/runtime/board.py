@@ -67,6 +67,7 @@ class Board:
     rows: int
     kept: tuple[Mapping[str, int], ...]
     marks: int
+    flights: int
     posts: Mapping[Replica, Post]
     shows: Mapping[Replica, int]
 
@@ -87,11 +88,11 @@ class Board:
             {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
             for bank in range(START + 1)
         )
-        marks = room.take(len(posts) * (START + 1) * 8)
+        marks, flights = room.take(len(posts) * (START + 1) * 8), room.take((START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in posts}
         named = {p.replica: p for p in posts}
         counts = words, started, turned, lost, leaves
-        return Board(*counts, bells, notes, teams, cells, rows, kept, marks, named, shows)
+        return Board(*counts, bells, notes, teams, cells, rows, kept, marks, flights, named, shows)
 
     def span(self, replica: Replica, cell: Cell) -> tuple[slice, ...]:
         """Which part of a value an end holds."""
@@ -126,6 +127,7 @@ class OpenBoard:
         self._posts = list(board.posts)
         count = len(self._posts)
         self._marks = memory.packed(board.marks, count * (START + 1))
+        self._flights = memory.packed(board.flights, START + 1)
         self._notes = memory.array(board.notes, (len(board.teams), NOTE), "uint8")
         self._check = check
 
@@ -249,6 +251,14 @@ class OpenBoard:
             if name in self._board.cells:
                 self._share(bank, replica, name)[...] = x
         self._marks[mark] = tick + 1
+
+    def write_flight(self, bank: int, turns: int) -> None:
+        """Keep how many turns at their own pace were under way when a bank was written."""
+        self._flights[bank] = turns
+
+    def flights(self) -> list[int]:
+        """For each bank, how many turns were under way when it was written."""
+        return list(self._flights)
 
     def forget(self, bank: int, replica: Replica) -> None:
         """Let a bank hold nothing of an end any more."""

@@ -33,6 +33,11 @@ class Leave(Protocol):
         """What the channel is."""
         ...
 
+    @property
+    def under_way(self) -> int:
+        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        ...
+
     def may_put(self, end: int) -> bool:
         """Whether a writer's end has room for its next message."""
         ...
@@ -142,6 +147,14 @@ class Turnstile:
         if takes_some(self.sheet.gate.flow):
             assert self.bundle is not None
             self.bundle.counts.append(self.counts)
+
+    @property
+    def under_way(self) -> int:
+        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        ledger = self.counts.ledger
+        if self.bundle is None or ledger is None:
+            return 0
+        return sum(1 for _ in ledger.under_way())
 
     def may_put(self, end: int) -> bool:
         """Whether a writer's end has room for its next message."""

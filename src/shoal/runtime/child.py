@@ -151,6 +151,8 @@ class _Desk:
 def leave(board: OpenBoard, bank: int, worker: Worker) -> None:
     """Write what an end carries to a bank."""
     values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
+    if worker.under_way is not None:
+        board.write_flight(bank, worker.under_way)
     board.write(bank, worker.replica, worker.tick, values)
 
 

@@ -299,7 +299,7 @@ class Apart:
         return found
 
     def _counted(self, ticks: Mapping[Replica, int]) -> int:
-        """The tick of those that count them."""
+        """The tick of those that count them, or the bank."""
         return next(tick for (f, _), tick in ticks.items() if f not in self._plan.free)
 
     def _newest(self) -> dict[Replica, int]:
@@ -338,7 +338,10 @@ class Apart:
             for name, x in found.items()
         }
         past = {name: x for name, x in as_jax.items() if name not in inputs}
-        return Snapshot(tick, {name: as_jax[name] for name in inputs}, past)
+        bank = self._counted(banks)
+        under_way = max(flights[bank] for flights in self._each("flights"))
+        values = {name: as_jax[name] for name in inputs}
+        return Snapshot(tick, values, past, under_way=under_way)
 
     def close(self) -> None:
         """End all workers and give everything back."""

@@ -114,6 +114,11 @@ class _Open:
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
 
+    @property
+    def under_way(self) -> int:
+        """Nobody turns at its own pace here."""
+        return 0
+
     def may_put(self, end: int) -> bool:
         """There is always room."""
         return True

@@ -132,6 +132,10 @@ class Site:
                 self._board.write(SNAP, end, kept[newest[end]][end], mine)
         return Left({end: kept[bank][end] for end, bank in newest.items()}, shares)
 
+    def flights(self) -> list[int]:
+        """For each bank, how many turns were under way when who uses them wrote to it."""
+        return self._board.flights()
+
     def losses(self) -> list[int]:
         """For each team, how many turns were lost with its workers, as far as is known here."""
         return self._board.losses()

@@ -21,6 +21,7 @@ class Snapshot:
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
     is_owned: bool = False  # nobody else holds these arrays: a run may use them up
+    under_way: int = 0  # turns at their own pace that were begun and not used: they are lost
 
     def without(self, names: Iterable[str]) -> Snapshot:
         """What is left of it when these values are given away."""
@@ -45,6 +46,7 @@ class Share(NamedTuple):
     tick: int
     carried: dict[str, Any]
     past: dict[str, Any]
+    under_way: int = 0
 
 
 class Asked(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal.errors import RowError, RunError, ShoalError, user_place
+from shoal.planning.policy import takes_some
 from shoal.runtime.channels import Channel, Message
 from shoal.runtime.fire import NEVER, Replica, Turn
 from shoal.runtime.limit import Limit
@@ -216,6 +217,16 @@ class Worker:
         }
 
     @property
+    def under_way(self) -> int | None:
+        """Turns that others have begun at their own pace, and this end has yet to use.
+
+        None if it uses none.
+        """
+        stiles = [channel.turnstile for channel in self._channels.values()]
+        mine = [s for s in stiles if s.sheet.gate.reader == self.replica[0]]
+        return next((s.under_way for s in mine if takes_some(s.sheet.gate.flow)), None)
+
+    @property
     def _turn_number(self) -> int:
         """How many ticks this end has made here: channels count from where the run began."""
         return self.tick - self._start.tick
@@ -297,7 +308,7 @@ class Worker:
     def share(self) -> Share:
         """A copy of what this end carries, and what it sent to lagged readers."""
         carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
-        return Share(self.tick, carried, self.past)
+        return Share(self.tick, carried, self.past, self.under_way or 0)
 
     def handed_over(self) -> Share:
         """The same without a copy, of an end that doesn't go on."""

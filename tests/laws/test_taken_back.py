@@ -1,0 +1,65 @@
+"""Of an end that is gone, what is whole is used once, and nobody waits for the rest."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.planning.policy import Queue
+from shoal.runtime.channels import Bundle, Turnstile, take_back
+from shoal.runtime.fire import Counts, Gate, Ledger
+from shoal.runtime.gates import Sheet
+
+ENDS, DEPTH = 3, 32
+
+
+@st.composite
+def moments(draw):
+    """Parts of turns, as they lie when an end dies: in each channel some, in the first the most."""
+    used = [draw(st.integers(0, 5)) for _ in range(ENDS)]
+    whole = [u + draw(st.integers(0, 2)) for u in used]
+    parts = draw(st.integers(1, 3))
+    begun = [w + draw(st.integers(0, 1)) for w in whole]
+    puts = [list(whole) for _ in range(parts)]
+    for end in range(ENDS):
+        for part in puts[:-1]:  # the last part of a turn is never there before the others
+            part[end] += draw(st.integers(0, begun[end] - whole[end]))
+    return used, whole, begun, puts
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(moments(), st.integers(0, ENDS - 1), st.integers(1, 4))
+def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(moment, dead, bound):
+    used, whole, begun, puts = moment
+    ledger = Ledger(list(begun), list(used), list(used), [0] * ENDS * DEPTH, DEPTH)
+    gate = Gate("c", "w", "r", (tuple(range(ENDS)),), Queue(8, 1), 8, bound=bound)
+    bundle = Bundle(gate)
+    stiles = [
+        Turnstile(Sheet(gate, (), ENDS, ENDS), Counts(list(p), [0] * ENDS, ledger), bundle)
+        for p in puts
+    ]
+    before = stiles[0].under_way
+    lost = take_back(stiles, "w", dead)
+    assert lost == begun[dead] - whole[dead]
+    assert stiles[0].under_way == before - lost
+    assert take_back(stiles, "w", dead) == 0, "it is counted once"
+    for stile in stiles:
+        assert stile.counts.puts[dead] == whole[dead]
+    assert [b for e, b in enumerate(ledger.begun) if e != dead] == [
+        b for e, b in enumerate(begun) if e != dead
+    ]
+    # All that is whole is used, once each, and then nothing of the dead one is waited for.
+    taken, tick = [], 0
+    while turns := bundle.turns(tick):
+        taken += turns
+        tick += 1
+    assert len(set(taken)) == len(taken)
+    assert {n for e, n in taken if e == dead} <= set(range(used[dead], whole[dead]))
+    assert not [
+        turn
+        for turn, _ in ledger.under_way()
+        if turn[0] == dead and turn not in _left(used, whole, taken, dead)
+    ]
+
+
+def _left(used, whole, taken, dead):
+    """Turns of the dead end that are whole, and were not taken yet."""
+    return {(dead, n) for n in range(used[dead], whole[dead])} - set(taken)
