@@ -11,6 +11,7 @@ from pathlib import Path
 from conformance.spaces import ip, link, pids_in
 
 FULL = 12  # seconds that a disk stays full: longer than a checkpoint is due
+EARLY = 0.02  # chance, each time it is asked for, that a fault comes while another is mended
 ROUGH = ("netem", "delay", "20ms", "10ms", "loss", "2%")
 
 
@@ -42,12 +43,17 @@ class Chaos:
     def __init__(self, cluster, disk, run, seed):
         self._cluster, self._disk, self._run = cluster, disk, run
         self._hosts, self._random = len(cluster.started), random.Random(seed)
-        self.done, self._began = [], time.monotonic()
+        self.done, self._began, self._early = [], time.monotonic(), False
 
     @property
     def seconds(self):
         """Since it began."""
         return round(time.monotonic() - self._began)
+
+    def comes(self, recovered):
+        """Whether it is time: now and then while the last fault is still being mended."""
+        self._early = not recovered and not self._early and self._random.random() < EARLY
+        return recovered or self._early
 
     def strike(self):
         """Let something fail, and say what."""

@@ -23,7 +23,7 @@ from soak.chaos import Chaos, small_disk, workers
 SECONDS, SEED = int(os.environ.get("CHAOS_SECONDS", "600")), int(os.environ.get("CHAOS_SEED", "0"))
 KIND = os.environ.get("CHAOS_KIND", "lockstep")
 HOSTS = 3
-HANG = 120  # seconds without a new tick that no fault here may cause
+HANG = 180  # seconds without a new tick after a fault is over that none here may cause
 STARTED = 300  # seconds until there is a first one
 PAUSE = 12  # seconds between faults
 MORE = 30  # descriptors that a driver may have open more than at first
@@ -76,6 +76,14 @@ class Run:
             count = len(os.listdir(f"/proc/{self.driver.pid}/fd"))
             self.opened = [self.opened[0] or (count if self._tick >= 0 else 0), count]
         return self._tick
+
+    def recovered(self, since):
+        """Whether there was a new tick since then."""
+        return self._seen_at > since
+
+    def wait_from(self, now):
+        """A fault is over: until now there was a reason to wait."""
+        self._seen_at = now
 
     def said(self):
         """The end of what it said."""
@@ -131,9 +139,10 @@ def disturb(run, chaos, cluster):
         assert run.driver.poll() is None, "the driver has ended"
         cluster.mend()
         run.look()
-        if now - struck > PAUSE:
+        if now - struck > PAUSE and chaos.comes(run.recovered(struck)):
             chaos.strike()
             struck = time.monotonic()
+            run.wait_from(struck)
         time.sleep(0.5)
     last = run.look()
     while run.look() <= last:

@@ -36,7 +36,12 @@ PATIENCE = 20.0  # seconds after which nothing of a disturbed run may be there
 STARTED = 120.0  # seconds that a run may take to get where it is to be disturbed
 MARK = "SHOAL_SOAK_ROUND"
 MOMENTS = ("loading", "starting", "running")
-DEEDS = ("kill worker", "kill driver", "interrupt driver")
+SIGNALS = {
+    "kill driver": signal.SIGKILL,
+    "interrupt driver": signal.SIGINT,
+    "terminate driver": signal.SIGTERM,
+}
+DEEDS = ("kill worker", *SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -160,8 +165,7 @@ def reach(run: Run, one: Round) -> None:
 def disturb(run: Run, one: Round) -> str:
     """Do it; the name of the worker, if one was killed."""
     if one.deed != "kill worker":
-        number = signal.SIGKILL if one.deed == "kill driver" else signal.SIGINT
-        run.driver.send_signal(number)
+        run.driver.send_signal(SIGNALS[one.deed])
         return ""
     workers = run.workers()
     pid = list(workers)[int(one.draw * len(workers))]
@@ -177,7 +181,8 @@ def check_folder(run: Run, one: Round, killed: str) -> None:
     match one.deed:
         case "kill driver":
             assert summary["status"] in ("none", "running"), told
-        case "interrupt driver":
+        case "interrupt driver" | "terminate driver":
+            assert run.driver.returncode == 128 + SIGNALS[one.deed], told
             assert summary["status"] in ("none", "interrupted"), told
             assert summary["status"] == "interrupted" or one.moment == "loading", told
         case _:

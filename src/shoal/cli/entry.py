@@ -17,9 +17,14 @@ def entry() -> None:
     """Run the command; when told to stop leave at once, even if XLA is still compiling."""
     for number in STOPS:
         signal.signal(number, _interrupt)
-    from shoal.cli.main import main
+    try:
+        from shoal.cli.main import main
 
-    code = main()
+        code = main()
+    except BaseException:  # of whatever kind what was loading has made of it
+        if not _stops:
+            raise
+        code = _code()
     if code > SIGNALLED:
         code = _code() if _stops else code
         sys.stdout.flush()

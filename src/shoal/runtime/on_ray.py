@@ -244,7 +244,10 @@ class RaySites:
         except RayError as error:
             self._gone.add(site)
             silent = isinstance(error, GetTimeoutError)
-            what = f"has been silent for {PATIENCE:g} s" if silent else "is gone"
+            said = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            what = f"has been silent for {PATIENCE:g} s" if silent else f"is gone ({said})"
             raise LostError(
                 f"host {self._names[site]} {what}",
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
