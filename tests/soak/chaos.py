@@ -11,7 +11,7 @@ from pathlib import Path
 from conformance.spaces import ip, link, pids_in
 
 FULL = 12  # seconds that a disk stays full: longer than a checkpoint is due
-EARLY = 0.02  # chance, each time it is asked for, that a fault comes while another is mended
+EARLY = 0.2  # chance that a fault comes while another is being mended; never twice in a row
 ROUGH = ("netem", "delay", "20ms", "10ms", "loss", "2%")
 
 
@@ -52,7 +52,6 @@ class Chaos:
 
     def comes(self, recovered):
         """Whether it is time: now and then while the last fault is still being mended."""
-        self._early = not recovered and not self._early and self._random.random() < EARLY
         return recovered or self._early
 
     def strike(self):
@@ -60,6 +59,7 @@ class Chaos:
         faults = (self.kill_worker, self.kill_host, self.cut_link, self.fill_disk, self.kill_driver)
         (fault,) = self._random.choices(faults, weights=(4, 2, 3, 2, 1))
         self.done.append(fault.__name__)
+        self._early = not self._early and self._random.random() < EARLY
         fault()
 
     def kill_worker(self):
