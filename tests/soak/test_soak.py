@@ -115,7 +115,7 @@ def started(policy: str, folder: Path, **more: str):
         **more,
         MARK: mark,
         FOLDER: str(folder),
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": str(folder / "temporary"),
         # A cache of its own: JAX doesn't write its entries whole or not at all.
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "soak"),
