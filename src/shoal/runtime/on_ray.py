@@ -34,6 +34,7 @@ from shoal.runtime.snapshot import Snapshot
 
 LOOK = 2.0  # seconds between looks for hosts that have come
 PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
+LOADING = 120.0  # seconds that a host may take until it answers for the first time
 
 
 def join(address: str = "") -> None:
@@ -174,7 +175,7 @@ class RaySites:
             post.open.remote(one.doors, one.workers)
             for post, one in zip(self._posts, wanted, strict=True)
         ]
-        return [self._answer(i, call) for i, call in enumerate(calls)]
+        return [self._answer(i, call, LOADING) for i, call in enumerate(calls)]
 
     def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
         """Let all sites do something at the same time."""
@@ -235,9 +236,9 @@ class RaySites:
             listener()(line)
         return answer
 
-    def _answer(self, site: int, call: Any) -> Any:
+    def _answer(self, site: int, call: Any, patience: float = PATIENCE) -> Any:
         try:
-            return ray.get(call, timeout=PATIENCE)
+            return ray.get(call, timeout=patience)
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, ShoalError) else error from error
@@ -247,7 +248,7 @@ class RaySites:
             said = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
-            what = f"has been silent for {PATIENCE:g} s" if silent else f"is gone ({said})"
+            what = f"has been silent for {patience:g} s" if silent else f"is gone ({said})"
             raise LostError(
                 f"host {self._names[site]} {what}",
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
