@@ -12,8 +12,13 @@ def _a2c(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 
+_ACROBOT = {"steps": 32, "learning_rate": 2e-3, "normalise_observations": True}
+_ACROBOT |= {"max_grad_norm": 100.0}
+
 A2C_PRESETS = {
     "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
+    # Its values are far from 0, and their slopes would leave little of a short gradient to the rest.
+    "Acrobot-v1": _a2c(2000, 16, -100, **_ACROBOT),
     # Five million steps each.
     "Breakout-MinAtar": _a2c(4900, 64, 5, learning_rate=1e-3),
     "SpaceInvaders-MinAtar": _a2c(4900, 64, 20, learning_rate=1e-3),

@@ -25,7 +25,7 @@ def _minatar(target: float) -> Preset:
 
 
 DQN_PRESETS = {
-    "CartPole-v1": Preset(DQN(**_CLASSIC), envs=16, ticks=800, target=475),
+    "CartPole-v1": Preset(DQN(**_CLASSIC), envs=16, ticks=1600, target=475),
     "Acrobot-v1": Preset(DQN(**{**_CLASSIC, "n_step": 5}), envs=16, ticks=800, target=-100),
     "Breakout-MinAtar": _minatar(20),
     "SpaceInvaders-MinAtar": _minatar(70),
