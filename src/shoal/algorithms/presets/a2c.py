@@ -17,7 +17,7 @@ _ACROBOT |= {"max_grad_norm": 100.0}
 
 A2C_PRESETS = {
     "CartPole-v1": _a2c(2000, 16, 450, learning_rate=3e-3),
-    # Values are far from 0 here, and their slopes would leave little of a short gradient to actions.
+    # Values are far from 0 here: their slopes would leave little of a short gradient to actions.
     "Acrobot-v1": _a2c(2000, 16, -100, **_ACROBOT),
     # Five million steps each.
     "Breakout-MinAtar": _a2c(4900, 64, 5, learning_rate=1e-3),
