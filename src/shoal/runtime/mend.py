@@ -27,6 +27,7 @@ from shoal.runtime.site import Left, Shares
 from shoal.runtime.snapshot import Snapshot
 
 WINDOW = 300.0  # seconds
+LATER = 5.0  # seconds in which others hear of a worker whose place stays empty
 
 
 class Loss(NamedTuple):
@@ -68,6 +69,7 @@ class _Gap:
     left: Left
     fresh: Future[Shares] | None = None
     filled: bool = False
+    until: float = 0.0  # when to tell of it, if nobody is to take the place
 
 
 @dataclass
@@ -95,6 +97,11 @@ class Mender:
         own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
         far = [c for c in own if c.name not in self.rings.rings]
         return fragments <= free and not any({c.writer, c.reader} <= free for c in far)
+
+    @property
+    def empty(self) -> set[int]:
+        """Workers whose place is to be taken, and isn't yet."""
+        return set(self._gaps)
 
     def loose(self) -> frozenset[int]:
         """The workers that are to be replaced when they are lost."""
@@ -131,6 +138,9 @@ class Mender:
 
     def fill(self, number: int) -> None:
         """Let a worker come to a place that is empty."""
+        gap = self._gaps.get(number)
+        if gap is not None and gap.until:
+            self._settle(number)
         if number not in self._gaps:
             self._open(number, self._left(number, ""))
 
@@ -142,8 +152,9 @@ class Mender:
             gap.fresh = self._pool.submit(self._anew, gap, self._opened)
 
     def give_up(self, number: int) -> None:
-        """Leave a place empty."""
-        self._settle(number)
+        """Leave a place empty; what was lost with who was there may be known only later."""
+        gap = self._gaps[number]
+        gap.filled, gap.until = True, time.monotonic() + LATER
 
     def _lost(self, number: int) -> int:
         """How many turns were lost with a worker, as far as is known: others hear of it later."""
@@ -171,6 +182,8 @@ class Mender:
                 shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
                 self.at(number, "replace", self.hires[number], shares, gap.left.ticks)
                 gap.filled = True
+            if gap.until and time.monotonic() >= gap.until:
+                self._settle(number)
             if number in back:
                 self._settle(number, time.monotonic() - gap.since)
 

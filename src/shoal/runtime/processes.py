@@ -126,7 +126,8 @@ class Apart:
         """Ask the workers for the snapshot that the limit asks for."""
         assert self._limit is not None
         if self._limit.asked.number > self._asked:
-            self._asked, self._awaits = self._limit.asked.number, self._ends(self._roster.present)
+            there = self._roster.present - self._mender.empty  # of others, what they kept will do
+            self._asked, self._awaits = self._limit.asked.number, self._ends(there)
             self._at_once("snap_at", self._limit.asked.tick)
 
     def _at_once(self, does: str, tick: int) -> None:
