@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal.errors import LostError, PlaceError
+from shoal.errors import LostError, PlaceError, ShoalError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.runtime.logs import Say
@@ -115,7 +115,7 @@ class _Memory:
             self.inner.keep(snapshot)
 
 
-def _check_patience(losses: list[float], lost: LostError | None, error: PlaceError) -> None:
+def _check_patience(losses: list[float], lost: LostError | None, error: ShoalError) -> None:
     """Raise if there is still no room long after the last loss; or `error`, if there was none."""
     if lost is None:
         raise error
@@ -134,6 +134,6 @@ def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> 
             drawn = make_plan(plan.graph, plan.distribution, cluster)
             load_ray().check_fits(drawn)
             return drawn
-        except PlaceError as error:
+        except (PlaceError, LostError) as error:
             _check_patience(losses, lost, error)
             time.sleep(1.0)

@@ -289,8 +289,8 @@ def _await(group: Any, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]
             )
 
 
-def _left(host: str) -> PlaceError:
-    return PlaceError(
+def _left(host: str) -> LostError:
+    return LostError(
         f"host {host} is not in the cluster any more",
         f"The cluster has: {', '.join(_nodes())}. Draw the plan again.",
     )
