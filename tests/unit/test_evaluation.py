@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import shoal
 from shoal.algorithms.evaluated import Evaluated
-from shoal.envs import Box, Environment, Transition, key_rows
+from shoal.envs import Box, Environment, HostEnvironment, Moves, Transition, key_rows
 from shoal.errors import SettingError
 
 LONG, TICKS = 7, 5  # steps of an episode, ticks of a run
@@ -31,6 +32,36 @@ class Pay:
     def step(self, key, state, action):
         done = state + 1 == LONG
         return Transition(state + 1, jnp.zeros(1), action, done, jnp.array(False))
+
+
+@dataclass(frozen=True)
+class PayInPython:
+    """The same rules, stepped in Python."""
+
+    observation_space = Pay.observation_space
+    action_space = Pay.action_space
+    agents = ()
+
+    def open(self, seeds):
+        return Open(len(seeds))
+
+
+@dataclass
+class Open:
+    rows: int
+    time: int = 0
+
+    def reset(self):
+        return (np.zeros((self.rows, 1), np.float32),)
+
+    def step(self, action):
+        self.time += 1
+        never, obs = np.zeros(self.rows, bool), self.reset()
+        done = np.full(self.rows, self.time % LONG == 0)
+        return Moves(obs, action, done, never, obs, action)
+
+    def close(self):
+        pass
 
 
 class State(NamedTuple):
@@ -53,7 +84,8 @@ class Greedy:
         return State(jnp.float32(1), env.reset(key_rows(key, envs))[0])
 
     def tick(self, env, state):
-        states, step = env.step(state.states, jnp.broadcast_to(state.ask, state.states.inner.shape))
+        rows = jax.tree.leaves(state.states)[0].shape[:1]
+        states, step = env.step(state.states, jnp.broadcast_to(state.ask, rows))
         return State(learn(state.ask), states), {"paid": jnp.mean(step.reward)}
 
     def play(self, env, state, obs, memory):
@@ -62,37 +94,44 @@ class Greedy:
 
 
 WORLD = Environment("pay", Pay())
+PYTHON = HostEnvironment("pay", PayInPython())
+both = pytest.mark.parametrize("world", [WORLD, PYTHON], ids=["compiled", "python"])
 
 
 @cache
-def told(**settings):
-    """Evaluations by tick, where it is one program."""
+def told(world, **settings):
+    """Evaluations by tick, where it is not on the side."""
     algorithm = Evaluated(Greedy(settings.pop("counts", False)), episodes=4, **settings)
-    plan, seen = shoal.plan(shoal.trace(algorithm, WORLD, envs=2), shoal.fused(), ONE), []
+    policy = shoal.fused() if world is WORLD else shoal.single_learner_fine(1)
+    plan, seen = shoal.plan(shoal.trace(algorithm, world, envs=2), policy, ONE), []
     shoal.run(plan, "inline", ticks=TICKS, watch=lambda tick, metrics: seen.append(metrics))
     names = ("return", "length", "episodes", "unfinished")
     return [tuple(float(metrics[f"evaluation_{name}"]) for name in names) for metrics in seen]
 
 
-def test_whole_episodes_are_played_with_what_there_is_before_a_tick():
+@both
+def test_whole_episodes_are_played_with_what_there_is_before_a_tick(world):
     each = [(4.0 * LONG * (tick + 1), 4.0 * LONG, 4.0, 0.0) for tick in range(TICKS)]
-    assert told(every=1) == each
+    assert told(world, every=1) == each
     nothing = (0.0, 0.0, 0.0, 0.0)
-    assert told(every=3) == [each[0], nothing, nothing, each[3], nothing]
+    assert told(world, every=3) == [each[0], nothing, nothing, each[3], nothing]
 
 
-def test_an_episode_that_lasts_too_long_counts_with_its_return_so_far():
-    assert told(every=5, steps=3)[0] == (4.0 * 3, 4.0 * 3, 4.0, 4.0)
+@both
+def test_an_episode_that_lasts_too_long_counts_with_its_return_so_far(world):
+    assert told(world, every=5, steps=3)[0] == (4.0 * 3, 4.0 * 3, 4.0, 4.0)
 
 
-def test_what_is_remembered_is_handed_on_from_step_to_step():
-    assert told(every=5, counts=True)[0][0] == 4.0 * sum(range(LONG))
+@both
+def test_what_is_remembered_is_handed_on_from_step_to_step(world):
+    assert told(world, every=5, counts=True)[0][0] == 4.0 * sum(range(LONG))
 
 
+@both
 @pytest.mark.parametrize("backend", ["inline", "threads"])
-def test_on_the_side_each_evaluation_is_of_the_tick_it_names(backend, tmp_path):
+def test_on_the_side_each_evaluation_is_of_the_tick_it_names(backend, world, tmp_path):
     how = {"backend": backend, "ticks": TICKS, "envs": 4, "folder": tmp_path, "evaluate": 1}
-    done = shoal.train(Greedy(), WORLD, shoal.single_learner_coarse(2), **how)
+    done = shoal.train(Greedy(), world, shoal.single_learner_coarse(2), **how)
     assert [f.name for f in done.plan.distribution.fragments][-1] == "evaluator"
     lines = (done.folder / "evaluation.jsonl").read_text().splitlines()
     for row in map(json.loads, lines):
@@ -139,8 +178,19 @@ def test_what_cannot_be_evaluated_is_refused():
         Evaluated(Greedy(), every=0)
 
 
-def test_environments_of_python_are_refused():
+def test_in_python_nothing_crosses_but_what_is_played_by():
+    judged = Evaluated(Greedy(), every=1)
+    policy = shoal.looked_on(shoal.single_learner_coarse(1), "evaluator", "evaluate")
+    plan = shoal.plan(shoal.trace(judged, PYTHON, envs=2), policy, ONE)
+    assert plan.onlookers == {"evaluator"}
+    crossing = [v for c in plan.channels if c.reader == "evaluator" for v in c.values]
+    assert crossing == ["training.ask"]
+
+
+@pytest.mark.slow
+def test_environments_of_gymnasium_are_evaluated_in_a_process_of_their_own(tmp_path):
     pytest.importorskip("gymnasium")
-    small = shoal.algorithms.PPO(steps=4, minibatches=1)
-    with pytest.raises(SettingError, match="stepped in Python"):
-        shoal.trace(Evaluated(small), shoal.envs.make("gymnasium:CartPole-v1"), envs=2)
+    small = shoal.algorithms.PPO(steps=4, epochs=1, minibatches=1, hidden=(4,))
+    how = {"envs": 2, "ticks": 3, "folder": tmp_path, "evaluate": 1, "backend": "processes"}
+    done = shoal.train(small, "gymnasium:CartPole-v1", **how)
+    assert done.summary["evaluation"]["return_mean"] == done.summary["evaluation"]["length_mean"]

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shoal.envs import Environment, key_rows
+from shoal.algorithms import evaluated_host
+from shoal.algorithms.evaluated_host import Playing
+from shoal.envs import Environment, HostEnvironment, key_rows
 from shoal.envs.environment import ended
 from shoal.errors import SettingError
 from shoal.tracing.stage import stage
@@ -15,6 +17,7 @@ from shoal.tracing.stage import stage
 STAGE = "evaluate"
 PREFIX = "evaluation_"  # as records.py knows it
 OWN = 0x0E7A1  # sets the keys of evaluation apart from those of training
+Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
 
 
@@ -68,18 +71,23 @@ class Evaluated:
         """What it is called in prints."""
         return f"{type(self.algorithm).__name__}, evaluated"
 
-    def init(self, key: jax.Array, env: Environment, envs: int) -> State:
+    def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments to learn in."""
-        if not isinstance(env, Environment):
-            raise SettingError(
-                f"{env.name} is stepped in Python, and evaluation plays compiled environments",
-                "Leave out the evaluation, or use an environment of gymnax, Brax or JaxMARL.",
-            )
         training = self.algorithm.init(key, env, envs)
-        return State(training, jax.random.fold_in(key, OWN), jnp.int32(0))
+        own = jax.random.fold_in(key, OWN)
+        # Python has no use for a key, but for a number.
+        own = jax.random.bits(own, dtype=jnp.uint32) if isinstance(env, HostEnvironment) else own
+        return State(training, own, jnp.int32(0))
 
-    def tick(self, env: Environment, state: State) -> tuple[State, Metrics]:
+    def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Evaluates what there is, and trains on."""
+        played = self.play_host if isinstance(env, HostEnvironment) else self.play_compiled
+        occasions, told = played(env, state)  # pyright: ignore[reportArgumentType]
+        training, metrics = self.algorithm.tick(env, state.training)
+        return State(training, state.key, occasions), metrics | told
+
+    def play_compiled(self, env: Environment, state: State) -> tuple[jax.Array, Metrics]:
+        """The occasions so far, and what came of this one: nothing, unless it is the time."""
 
         def evaluate(key: jax.Array, occasions: jax.Array) -> tuple[jax.Array, Metrics]:
             def play() -> Metrics:
@@ -90,9 +98,15 @@ class Evaluated:
             return occasions + 1, told
 
         # What it plays by it reads from around itself, so that nothing else has to cross.
-        occasions, told = stage(name=STAGE)(evaluate)(state.key, state.occasions)
-        training, metrics = self.algorithm.tick(env, state.training)
-        return State(training, state.key, occasions), metrics | told
+        return stage(name=STAGE)(evaluate)(state.key, state.occasions)
+
+    def play_host(self, env: HostEnvironment, state: State) -> tuple[jax.Array, Metrics]:
+        """The same in Python, by a stage of its own."""
+        playing = Playing(self.algorithm, env, self.episodes, self.steps, self.every)
+        now = state.training, state.key, state.occasions
+        occasions, counts = evaluated_host.evaluated(playing, STAGE, *now)
+        named = zip(evaluated_host.COUNTS, counts, strict=True)
+        return occasions, {f"{PREFIX}{name}": count for name, count in named}
 
     def play(self, env: Environment, training: Any, key: jax.Array) -> Metrics:
         """One episode in each environment, with what is thought best in each situation."""

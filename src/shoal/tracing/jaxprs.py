@@ -368,6 +368,14 @@ def _what_is_in(equation: Any) -> str:
     return "replicas agree"
 
 
+def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
+    """Which leaves of its arguments (arrays, or their specs) a function makes anything of."""
+    jaxpr, _ = opened(jax.make_jaxpr(function)(*args))
+    read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
+    read |= {id(v) for v in jaxpr.outvars}
+    return [id(v) in read for v in jaxpr.invars]
+
+
 def bind(equation: Any, args: Sequence[Any]) -> list[Any]:
     """Run one equation on `args`."""
     out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(equation.params))

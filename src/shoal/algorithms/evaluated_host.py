@@ -1,0 +1,128 @@
+"""Evaluation where environments are stepped in Python: whole episodes, played by a host stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.envs import HostEnvironment
+from shoal.envs.host import check_action, check_obs
+from shoal.envs.spaces import leaves, unflatten
+from shoal.tracing.jaxprs import which_are_read
+from shoal.tracing.stage import Stage, host
+
+COUNTS = ("episodes", "return", "length", "unfinished")
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """Who plays where, how much and how often, as plain data that another process can be sent."""
+
+    algorithm: Any
+    env: HostEnvironment
+    episodes: int
+    steps: int
+    every: int
+
+
+def evaluated(
+    playing: Playing, name: str, training: Any, seed: jax.Array, occasions: jax.Array
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The occasions so far, and `COUNTS` of the episodes that were played on this one, if any.
+
+    It is a stage that reads of `training` only what playing needs.
+    """
+    flat = jax.tree.leaves(training)
+    used = _used(playing, training)
+    occasions, *counts = _stage(playing, name, used)(occasions, seed, *(flat[i] for i in used))
+    return occasions, counts
+
+
+def _used(playing: Playing, training: Any) -> tuple[int, ...]:
+    """Which leaves of what training carries are played by."""
+    flat, tree = jax.tree.flatten(training)
+
+    def two_moves(flat: list[Any]) -> tuple[Any, Any]:
+        state, obs = jax.tree.unflatten(tree, flat), _nothing_seen(playing.env)
+        _, memory = playing.algorithm.play(playing.env, state, obs, None)
+        return playing.algorithm.play(playing.env, state, obs, memory)
+
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
+    return tuple(i for i, is_read in enumerate(which_are_read(two_moves, specs)) if is_read)
+
+
+def _nothing_seen(env: HostEnvironment) -> Any:
+    agents = (len(env.agents),) if env.agents else ()
+    boxes = leaves(env.observation_space)
+    zeros = (jnp.zeros((*agents, *box.shape), box.dtype) for box in boxes)
+    return unflatten(env.observation_space, tuple(zeros))
+
+
+@lru_cache
+def _stage(playing: Playing, name: str, used: tuple[int, ...]) -> Stage:
+    def returns(*_: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+        numbers = (jax.ShapeDtypeStruct((), jnp.float32) for _ in COUNTS)
+        return (jax.ShapeDtypeStruct((), jnp.int32), *numbers)
+
+    return host(returns, name=name)(partial(_evaluate, playing, used))
+
+
+def _evaluate(
+    playing: Playing, used: tuple[int, ...], occasions: np.ndarray, seed: np.ndarray, *read: Any
+) -> tuple[Any, ...]:
+    """One occasion: nothing, or one episode in each of some environments of its own."""
+    if occasions % playing.every:
+        return (occasions + 1, *np.zeros(len(COUNTS), np.float32))
+    draw = np.random.default_rng([int(seed), int(occasions)])
+    seeds = draw.integers(0, 2**32, playing.episodes, np.uint32)
+    choose = partial(_chooser(playing, used), read)
+    return (occasions + 1, *np.array(_play(playing, choose, seeds), np.float32))
+
+
+def _play(
+    playing: Playing, choose: Callable[..., Any], seeds: np.ndarray
+) -> tuple[float, float, float, float]:
+    """`COUNTS` of one episode a seed, with what is thought best in each situation."""
+    space, boxes = playing.env.action_space, playing.env.observation_space
+    over = np.zeros(len(seeds), bool)
+    score, length = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int32)
+    vector = playing.env.simulator.open(seeds)
+    try:
+        obs, memory = check_obs(vector.reset(), "when it was reset"), None
+        for _ in range(playing.steps):
+            action, memory = choose(unflatten(boxes, obs), memory)
+            moves = vector.step(check_action(space, np.asarray(action)))
+            score, length = score + moves.score * ~over, length + ~over
+            ended = moves.terminated | moves.truncated
+            over |= ended.all(axis=1) if ended.ndim > 1 else ended
+            obs = check_obs(moves.obs, "after a step")
+            if over.all():
+                break
+    finally:
+        vector.close()
+    return len(seeds), float(score.sum()), float(length.sum()), float((~over).sum())
+
+
+@lru_cache
+def _chooser(playing: Playing, used: tuple[int, ...]) -> Callable[..., Any]:
+    """The best action in each of many environments, compiled once in a process."""
+    key = jax.random.key(0)
+    carried = jax.eval_shape(lambda: playing.algorithm.init(key, playing.env, 1))
+    rest, tree = jax.tree.flatten(carried)
+
+    @jax.jit
+    def choose(read: tuple[Any, ...], obs: Any, memory: Any) -> tuple[Any, Any]:
+        flat: list[Any] = [*rest]
+        for i, x in zip(used, read, strict=True):
+            flat[i] = x
+        state = jax.tree.unflatten(tree, flat)
+        one = partial(playing.algorithm.play, playing.env, state)
+        return jax.vmap(one)(obs, memory)
+
+    return choose
