@@ -66,6 +66,13 @@ class Parcel:
         """The least and most bytes that it has on the way."""
         return (min(1, self.length) if self.is_squeezed else self.length), self.length
 
+    def lent(self, values: Sequence[np.ndarray]) -> list[Any] | None:
+        """These values as they lie, if they may be sent so; None if they have to be packed."""
+        for x, room in zip(values, self.arrays, strict=True):
+            if x.dtype != room.dtype or x.shape != room.shape or not x.flags.c_contiguous:
+                return None
+        return None if self.is_squeezed else [raw(x) for x in values]
+
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
         """What is to be sent of these values, and how many bytes that is."""
         for x, room in zip(values, self.arrays, strict=True):

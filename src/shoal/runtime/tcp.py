@@ -39,6 +39,7 @@ class TcpChannel:
         self.lock = threading.Lock()  # held while a message moves, and while somebody joins late
         self._shelves: dict[Any, Shelf] = {}
         self._ways = {w: list(self._ways_from(w)) for w in mine}
+        self._held = {w: [s for (e, _), s in self._shelves.items() if e == w] for w in mine}
         self._is_near = {w: bool(view.taking(w, me)) for w in mine}
         self._rooms: dict[int, list[Room]] = {}
         self._admission = self._make_admission(mine)
@@ -93,6 +94,8 @@ class TcpChannel:
         number = self.turnstile.counts.puts[end]
         for way in self._ways[end]:
             way.send(message, number, version)
+        for shelf in self._held[end]:
+            shelf.keep()
         if self._is_near[end]:
             self._ring.put(end, message, version)
         else:

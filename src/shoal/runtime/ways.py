@@ -16,6 +16,7 @@ from shoal.runtime.rejoining import Resent
 from shoal.runtime.shm import Target, key_data
 
 Send = Callable[[Frame, list[Any]], None]
+_Message = tuple[int, int, list[Any], int]  # number, version, bytes, and how many
 
 
 class Shelf:
@@ -27,26 +28,44 @@ class Shelf:
     def __init__(self, parts: list[Target], how: Packed, slots: int, lock: threading.Lock) -> None:
         self._parts = [(name, is_key, rows) for _, name, is_key, rows in parts]
         self._parcels = [parcel_of(parts, how) for _ in range(slots)]
-        self._packed: list[tuple[int, int, list[Any], int]] = [(-1, 0, [], 0)] * slots
+        self._packed: list[_Message] = [(-1, 0, [], 0)] * slots
+        self._shown: _Message | None = None  # what is being sent
+        self._values: list[np.ndarray] = []  # its arrays, if they are sent from where they lie
         self.lock = lock  # held by who puts, and by who sends again
         self.slots, self.plain = slots, self._parcels[0].plain
 
-    def pack(self, message: Message, number: int, version: int) -> None:
-        """Put a message on it, unless it is there."""
-        slot = number % self.slots
-        if self._packed[slot][0] == number:
+    def show(self, message: Message, number: int, version: int) -> None:
+        """Take a message to be sent: from where it lies, if it lies as it is sent."""
+        if self._shown and self._shown[0] == number:
             return
-        values = []
+        self._values = []
         for name, is_key, rows in self._parts:
             x = message[name]
             x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
-            values.append(x if rows is None else x[rows])
-        views, length = self._parcels[slot].pack(values)
+            self._values.append(x if rows is None else x[rows])
+        parcel = self._parcels[number % self.slots]
+        views, length = parcel.lent(self._values), parcel.length
+        if views is None:
+            views, length = parcel.pack(self._values)
+            self._values = []
+        self._shown = number, version, views, length
+
+    def keep(self) -> None:
+        """Once it is sent: keep it, so that it can be sent again after its maker has changed it."""
+        if self._shown is None:
+            return
+        number, version, views, length = self._shown
+        slot = number % self.slots
+        if self._values:
+            views, length = self._parcels[slot].pack(self._values)
         self._packed[slot] = number, version, views, length
+        self._shown, self._values = None, []
 
     def frame(self, key: Key, number: int) -> tuple[Frame, list[Any]]:
         """A message that is on it, as it is sent."""
-        found, version, views, length = self._packed[number % self.slots]
+        shown = self._shown
+        kept = shown if shown and shown[0] == number else self._packed[number % self.slots]
+        found, version, views, length = kept
         assert found == number, "a message was forgotten before it came"
         return Frame(*key, number, version, length), views
 
@@ -60,9 +79,9 @@ class Way:
         self.sent = Sent()
 
     def send(self, message: Message, number: int, version: int) -> None:
-        """Send a message; it is kept until its reader has taken it."""
+        """Send a message."""
         shelf = self._shelf
-        shelf.pack(message, number, version)
+        shelf.show(message, number, version)
         frame, views = shelf.frame(self._key, number)
         self.count = number + 1
         self._send(frame, views)
