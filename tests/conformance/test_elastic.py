@@ -54,7 +54,8 @@ class Crowded:
         return self.reached
 
 
-@pytest.mark.parametrize("machines", [ONE, pytest.param(hosts(2), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [ONE, hosts(2)], ids=["one host", "two"])
 def test_replicas_come_and_go_while_the_others_go_on(machines):
     plan = shoal.plan(graph_of("chase"), impala((1, 4), 1, 7), machines)
     crowded = Crowded(2, 1, 2)

@@ -70,7 +70,8 @@ def check_replaced(plan, seen, state=None, backend="processes"):
     return same
 
 
-@pytest.mark.parametrize("cluster", [ONE, pytest.param(hosts(3), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [ONE, hosts(3)], ids=["one host", "three"])
 def test_one_lost_in_the_middle_of_a_turn_is_replaced_and_its_turn_counted(tmp_path, cluster):
     plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), impala(2, 1, 3), cluster)
     loss = check_replaced(plan, Seen())
@@ -78,7 +79,6 @@ def test_one_lost_in_the_middle_of_a_turn_is_replaced_and_its_turn_counted(tmp_p
     assert loss.lost == 1
 
 
-@pytest.mark.slow
 def test_one_lost_at_any_moment_is_replaced():
     plan = shoal.plan(graph_of("chase"), impala(4, 2, 4), ONE)
     loss = check_replaced(plan, Seen(kill_at=20), start_of("chase"))
