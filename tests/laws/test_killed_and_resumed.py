@@ -22,7 +22,7 @@ from shoal.runtime.verify import difference
 from unit.test_resume import check_same_run
 
 SEED = os.environ.get("KILL_SEED", "0")
-STARTED = 120  # seconds until there is a first checkpoint
+STARTED = 400  # seconds until there is a first checkpoint, on a machine with much else to do
 AFTER = 3  # ticks
 # Cuts of each algorithm, and where; what was one program goes on under the first that has no lag.
 CUTS = {
@@ -71,8 +71,7 @@ def test_killed_at_a_random_moment_a_run_goes_on_to_the_bit(tmp_path, cell):
     reached = max(told, saved) + AFTER
     if cell[1] == "fused":
         other = shutil.copytree(run, tmp_path / "other")
-        check_goes_on_alike(other, resumed(run, cell, saved + AFTER), cell[0])
-        reached += AFTER
+        check_goes_on_alike(other, resumed(run, cell, saved + 1), cell[0])
     resume(run, cell, reached)
     train(tmp_path, "whole", cell, reached, checkpoint_every="end")
     check_same_run(run, tmp_path / "whole")
@@ -85,7 +84,10 @@ def resumed(run, cell, tick):
 
 
 def check_goes_on_alike(run, wanted, algorithm):
-    """What began as one program comes to the same numbers under a cut of another kind."""
+    """What began as one program comes to the same numbers under a cut of another kind.
+
+    One tick on: later a difference of roundings may have changed what somebody chose to do.
+    """
     form, backend = next(cut for cut in CUTS[algorithm] if "lag" not in cut[0])
     resume(run, (algorithm, form, backend), wanted.tick)
     found = read(run / "checkpoints" / str(wanted.tick)).snapshot.values
