@@ -162,9 +162,13 @@ def check_actions(algorithm: Any, env: Any) -> None:
     if known is None or space is None or all(isinstance(s, known) for s in spaces):
         return
     title, name = type(algorithm).__name__, getattr(env, "name", type(env).__name__)
+    # What acts in groups trains teams: it has no use for one agent alone.
+    alone = not getattr(env, "agents", ()) and not inner
     others = [
-        n for n, kind in ALGORITHMS.items() if all(isinstance(s, kind.actions) for s in spaces)
-    ]
+        n for n, kind in ALGORITHMS.items()
+        if all(isinstance(s, kind.actions) for s in spaces)
+        and not (alone and environments.Groups in kind.actions)
+    ]  # fmt: skip
     able = " or ".join(s.__name__ for s in known)
     raise SettingError(
         f"{title} can't act in {name}: its actions are {space}, and {title} acts in {able} only",

@@ -72,6 +72,7 @@ def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space)
     with pytest.raises(SettingError, match="Chooser can't act in my world") as caught:
         check_actions(Chooser(), World(space))
     assert "ppo" in caught.value.fix
+    assert "mappo" not in caught.value.fix  # which would want a team
     assert "Discrete only" in caught.value.what
 
 

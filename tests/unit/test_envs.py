@@ -114,6 +114,25 @@ def test_costly_resets_give_the_numbers_of_plain_ones(seed):
     jax.tree.map(np.testing.assert_array_equal, plain, costly)
 
 
+class ConstantWalk(CostlyWalk):
+    """The same, with a plain number in its state, as Brax's Ant has one."""
+
+    def reset(self, key):
+        state, obs = super().reset(key)
+        return (state, 0.0), obs
+
+    def step(self, key, state, action):
+        moved = super().step(key, state[0], action)
+        return moved._replace(state=(moved.state, 0.0))
+
+
+def test_a_costly_reset_bears_what_is_the_same_in_all_environments():
+    env = Environment("walk", ConstantWalk())
+    states, _ = jax.eval_shape(env.reset, keys(3))
+    after, _ = jax.eval_shape(env.step, states, jax.ShapeDtypeStruct((3,), int))
+    assert after == states
+
+
 def test_a_costly_reset_is_made_only_where_an_episode_ends():
     env = Environment("walk", CostlyWalk())
     step = jax.make_jaxpr(env.step)(env.reset(keys(3))[0], jnp.zeros(3, int))

@@ -5,7 +5,8 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,25 @@ def _train(options: argparse.Namespace) -> int:
     how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
     how |= {"evaluate": options.evaluate or 0}
     how |= chosen_checkpoints(options) | chosen_sources(options) | chosen_cluster(options)
-    trained = train(
-        *loop, distribution, **how, progress=True, announce=lambda text: console.print(text + "\n")
-    )
+    with _waiting("tracing and planning", console) as announce:
+        trained = train(*loop, distribution, **how, progress=True, announce=announce)
     return _tell(trained, console)
+
+
+@contextmanager
+def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
+    """Shows that something goes on, until there is something to announce."""
+    status = Console(stderr=True).status(what)
+
+    def announce(text: str) -> None:
+        status.stop()
+        console.print(text + "\n")
+
+    status.start()
+    try:
+        yield announce
+    finally:
+        status.stop()
 
 
 def _folder(options: argparse.Namespace) -> Path:

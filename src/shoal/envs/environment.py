@@ -201,7 +201,7 @@ def _start_rarely(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tre
     @alone.def_vmap
     def _(rows: int, batched: Tree, done: jax.Array, keys: Tree, going: Tree) -> Tree:
         done, keys, going = jax.tree.map(
-            lambda is_row, x: x if is_row else jnp.broadcast_to(x, (rows, *x.shape)),
+            lambda is_row, x: x if is_row else jnp.broadcast_to(x, (rows, *jnp.shape(x))),
             tuple(batched),
             (done, keys, going),
         )

@@ -1,8 +1,9 @@
 """From an environment's name to the environment."""
 
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 from shoal.envs.environment import Environment
@@ -34,7 +35,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     known = module.names()
     if short not in known and ":" not in short:
         elsewhere = [] if colon else _elsewhere(short)
-        raise UnknownNameError("environment", short, [*elsewhere, *_near(short, known)])
+        kind = "environment" if colon else f"environment of {family} (others are FAMILY:NAME)"
+        raise UnknownNameError(kind, short, [*elsewhere, *_near(short, known)])
     if ":" in short:
         _check_module(short.partition(":")[0])
     given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
@@ -43,7 +45,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
 
 def _load(family: str) -> Any:
     try:
-        return import_module(FAMILIES[family][0])
+        with redirect_stdout(StringIO()):  # of what else a family could use and doesn't need
+            return import_module(FAMILIES[family][0])
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("shoal"):
             raise
