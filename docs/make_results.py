@@ -31,7 +31,8 @@ Made by `make results` (docs/make_results.py) from docs/results.jsonl: presets a
 `shoal train ppo CartPole-v1 --seed 0` runs one, fused on one device. *Return* is the mean of
 the last 100 episodes at the end of the run, as `summary.json` has it; *IQM* is the interquartile
 mean over seeds; *seconds* are of a whole run, tracing and compiling included, with as many others
-beside it on the machine as the last column says. CartPole-v1 counts as solved at 475,
+beside it on the machine as the last column says (that of 2 cores was often busy with other work
+as well). CartPole-v1 counts as solved at 475,
 MountainCarContinuous-v0 at 90; good agents reach -100 on Acrobot-v1 and -200 on Pendulum-v1 (about
 -150 is the best there is), a memory is worth 1 on MemoryChain. The other thresholds are what the
 preset was seen to reach.

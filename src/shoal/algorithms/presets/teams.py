@@ -1,8 +1,8 @@
 """Settings of algorithms for teams that are known to learn, by environment.
 
 Returns are the mean of the agents', of 26 steps; chance gives -28. JaxMARL's logs of MPE tell three
-times as much, as each agent's reward is multiplied by their number there. The targets of MAPPO and
-QMIX were reached with one seed (-17.6, -20.3); those of the others are yet to be confirmed.
+times as much, as each agent's reward is multiplied by their number there. VDN's target is yet to be
+confirmed, QMIX's with more than one seed (-20.3).
 """
 
 from typing import Any
