@@ -76,7 +76,9 @@ class Ends:
         self.links, channels = join_lines(lines, me, door, board, bells)
         self.bell = self.links.bell(bell, Wakes(lambda: None, alone=True), spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
-        self.message = {"x": np.ones(size, np.uint8)}
+        x = np.ones(size, np.uint8)
+        x.flags.writeable = False  # as arrays of JAX are: it is kept without a copy, as by ZeroMQ
+        self.message = {"x": x}
 
     def put(self, channel: Any) -> None:
         """Put when there is room."""

@@ -12,6 +12,7 @@ from shoal.runtime.rejoining import Table, skipped
 from shoal.runtime.sockets import MOST_VIEWS, after
 
 AHEAD = 16 * HEAD.size  # bytes that may be read before it is known where they belong
+LARGE, PIECE = 256 << 10, 1 << 20  # of an array this large, so much is waited for at once
 
 
 class Ears(Protocol):
@@ -48,12 +49,16 @@ class Inbox:
     def read(self, sock: socket.socket) -> int:
         """Take what is there, without waiting for more; how many frames have come whole with it.
 
+        Of a large array that has begun to come, the next piece is waited for, for a moment at most.
         Raises EOFError where nothing will come any more, BlockingIOError where nothing is there.
         """
-        views = [*self._views, self._ahead[self._last : self._last + self._wide]]
-        if len(views) > MOST_VIEWS:
-            views = views[:MOST_VIEWS]
-        count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+        if self._views and len(self._views[0]) >= LARGE:
+            count = sock.recv_into(self._views[0][:PIECE], 0, socket.MSG_WAITALL)
+        else:
+            views = [*self._views, self._ahead[self._last : self._last + self._wide]]
+            if len(views) > MOST_VIEWS:
+                views = views[:MOST_VIEWS]
+            count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
         if count == 0:
             raise EOFError
         some = min(count, self._state.left)

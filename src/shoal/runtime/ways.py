@@ -48,6 +48,8 @@ class Shelf:
         if views is None:
             views, length = parcel.pack(self._values)
             self._values = []
+        elif all(map(is_fixed, self._values)):
+            self._values = []
         self._shown = number, version, views, length
 
     def keep(self) -> None:
@@ -124,6 +126,15 @@ class Room:
             return
         for room, x in self._moves:
             room[...] = x
+
+
+def is_fixed(x: Any) -> bool:
+    """Whether nobody can write to an array, as to those of JAX: it is kept without a copy."""
+    while isinstance(x, np.ndarray):
+        if x.flags.writeable:
+            return False
+        x = x.base
+    return x is None or (isinstance(x, memoryview) and x.readonly)
 
 
 def parcel_of(rooms: list[Target], how: Packed) -> Parcel:

@@ -1,0 +1,50 @@
+"""What is kept of messages until they have come: what they were when they were put."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from shoal.planning.policy import Packed
+from shoal.runtime.frames import DATA
+from shoal.runtime.ways import Shelf, Way
+
+KEY = (DATA, 0, 0)
+
+
+def way_of(slots, how=()):
+    room = np.zeros((4, 3), np.float32)
+    shelf = Shelf([(room, "x", False, None)], Packed(how, least=0), slots, threading.Lock())
+    sent = []
+    return Way(1, KEY, lambda frame, views: sent.append(b"".join(views)), shelf), shelf, sent
+
+
+def put(way, shelf, number, x):
+    way.send({"x": x}, number, number)
+    shelf.keep()
+
+
+@pytest.mark.parametrize("how", [(), ("lz4",), ("bfloat16",)], ids=str)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_what_is_sent_again_is_what_was_put_whatever_became_of_the_array(how, kind):
+    way, shelf, sent = way_of(3, how)
+    x = np.zeros((4, 3), kind)
+    for number in range(5):
+        x[...] = number
+        put(way, shelf, number, x)
+    x[...] = -1
+    again = way.since(2)
+    assert [one.frame.number for one in again] == [2, 3, 4]
+    assert [b"".join(one.body) for one in again] == sent[2:]
+
+
+def test_an_array_that_nobody_can_write_to_is_kept_without_a_copy():
+    way, shelf, _ = way_of(2)
+    x = np.ones((4, 3), np.float32)
+    y = x.view()
+    y.flags.writeable = False  # but x can be written to
+    put(way, shelf, 0, y)
+    assert not np.shares_memory(way.since(0)[0].body[0], x)
+    x.flags.writeable = False
+    put(way, shelf, 1, x)
+    assert np.shares_memory(way.since(1)[0].body[0], x)
