@@ -143,9 +143,9 @@ def fused_ticks(ticks):
 def test_a_plan_over_hosts_gives_its_numbers_though_connections_break(monkeypatch):
     proxies = []
 
-    def cut_lines(far, crowd, addresses, loose):
+    def cut_lines(far, crowd, addresses, *others):
         proxies[:] = [Proxy(a, some_cuts(n, 3, 6000)) for n, a in enumerate(addresses)]
-        return wiring.make_lines(far, crowd, [p.address for p in proxies], loose)
+        return wiring.make_lines(far, crowd, [p.address for p in proxies], *others)
 
     monkeypatch.setattr(processes, "make_lines", cut_lines)
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), FOUR)
