@@ -47,8 +47,8 @@ SMALL = R2D2(
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memory):
     algorithm, env = dataclasses.replace(SMALL, memory=memory), shoal.envs.make("CartPole-v1")
-    state = algorithm.init(jax.random.key(0), env, 3)
-    tick = jax.jit(lambda state: algorithm.tick(env, state)[0])
+    state = jax.jit(lambda: algorithm.init(jax.random.key(0), env, 3))()
+    tick, walk = jax.jit(lambda state: algorithm.tick(env, state)[0]), jax.jit(q_network.walk)
     for _ in range(6):
         state = tick(state)
     chunks, params = state.chunks.ring.steps, state.learner.params
@@ -58,7 +58,7 @@ def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memo
         for chunk in range(5):
             before = jax.tree.map(lambda x, at=(row, chunk): x[at], chunks)
             fresh_t = jnp.concatenate([jnp.zeros(1, bool), ended[row, chunk, :-1]])
-            last, _ = q_network.walk(params, before.memory, before.seen.obs, fresh_t)
+            last, _ = walk(params, before.memory, before.seen.obs, fresh_t)
             last = jax.tree.map(lambda x, over=ended[row, chunk, -1]: jnp.where(over, 0, x), last)
             then = jax.tree.map(lambda x, at=(row, chunk + 1): x[at], chunks.memory)
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), last, then)
@@ -80,10 +80,10 @@ def test_settings_that_can_not_work_are_told_of(make, told):
         make()
 
 
-@pytest.mark.parametrize("algorithm", [DQN(), R2D2()], ids=["dqn", "r2d2"])
+@pytest.mark.parametrize("algorithm", [DQN(hidden=(8,)), SMALL], ids=["dqn", "r2d2"])
 def test_the_best_action_is_played_without_exploring(algorithm):
     env = shoal.envs.make("CartPole-v1")
-    state = algorithm.init(jax.random.key(0), env, 2)
+    state = jax.jit(lambda: algorithm.init(jax.random.key(0), env, 2))()
     played, memory = [], None
     for _ in range(2):
         action, memory = algorithm.play(None, state, state.obs[0], memory)

@@ -19,17 +19,18 @@ sample = jax.jit(replay.sample, static_argnums=(2, 3))
 sample_prioritised = jax.jit(replay.sample_prioritised, static_argnums=(3, 4))
 set_priorities = jax.jit(replay.set_priorities)
 prioritise_new = jax.jit(replay.prioritise_new)
+in_proportion = jax.jit(replay._in_proportion)
 # Few shapes, so that few programs are compiled.
-capacities = st.sampled_from([5, 16, 33])
-adds = st.lists(st.sampled_from([1, 2, 5]), min_size=1, max_size=20)
+capacities = st.sampled_from([5, 33])
+adds = st.lists(st.sampled_from([1, 5]), min_size=1, max_size=20)
 lengths = st.sampled_from([1, 2, 5])
 seeds = st.integers(0, 1000)
 
 
 def numbered(first, count):
     """Steps that show their own numbers, in two leaves of other shapes and dtypes."""
-    number = jnp.arange(first, first + count)
-    return {"number": number, "seen": jnp.stack([number, -number], 1).astype(jnp.float32)}
+    number = np.arange(first, first + count, dtype=np.int32)
+    return {"number": number, "seen": np.stack([number, -number], 1).astype(np.float32)}
 
 
 def filled(capacity, counts):
@@ -113,7 +114,7 @@ def test_a_step_without_priority_is_never_drawn_whatever_the_rounding(size, seed
     mass[rng.integers(size)] = 1.0
     ends = jnp.array([0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0])
     share = jnp.concatenate([ends, jax.random.uniform(jax.random.key(seed), (64,))])
-    place, total = replay._in_proportion(share, jnp.asarray(mass))
+    place, total = in_proportion(share, jnp.asarray(mass))
     assert np.all(mass[np.asarray(place)] > 0)
     np.testing.assert_allclose(total, mass.sum(dtype=np.float64), rtol=1e-5)
 
