@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
-import shoal
+OURS = Path(__file__).parents[1]
 
 
 class Source(NamedTuple):
@@ -28,7 +28,7 @@ def own_modules() -> dict[str, Source]:
     """Every module that is loaded and belongs to no installed package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [*map(sysconfig.get_path, names), *site.getsitepackages()]
-    installed += [site.getusersitepackages(), str(Path(shoal.__file__).parent)]
+    installed += [site.getusersitepackages(), str(OURS)]
     roots = tuple(str(Path(folder).resolve()) + "/" for folder in installed)
     found = {}
     for name, module in list(sys.modules.items()):
