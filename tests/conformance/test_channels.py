@@ -1,6 +1,7 @@
 """Every channel, whatever carries it: nothing is lost, repeated, out of order or torn."""
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -229,16 +230,16 @@ def test_whoever_waits_ends_when_all_is_halted(kind, carry, flow):
     writer.result()
 
 
-def news_written_over(channel, sheet, times):
-    """A reader that is overtaken in the middle of looking, so many times."""
-    looks = []
+def news_written_over(channel, sheet, first, times):
+    """A reader that news from `first` on overtakes while it looks, so many times."""
+    looks, numbers = [], count(first)
 
     def receive(message, turns):
         half = len(message["x"]) // 2
         first = np.array(message["x"][:half])
         if len(looks) < times:
             for _ in range(4):
-                number = channel.turnstile.counts.puts[0]
+                number = next(numbers)
                 channel.put(0, made(sheet, 0, number), number)
         looks.append(turns)
         return {"x": np.concatenate([first, message["x"][half:]]), "y": np.array(message["y"])}
@@ -251,10 +252,12 @@ def news_written_over(channel, sheet, times):
 @given(before=st.integers(1, 6), times=st.integers(0, 3))
 def test_news_written_over_while_it_is_read_is_never_seen_torn(carry, before, times):
     sheet = make_sheet(Latest(None), 1, 1)
-    channel = carry({"c": sheet}).channels["c"]
+    hall = carry({"c": sheet})
+    channel = hall.channels["c"]
     for number in range(before):
         channel.put(0, made(sheet, 0, number), number)
-    receive, looks = news_written_over(channel, sheet, times)
+    wait_take(hall, 0, 0)  # between hosts, news is on its way for a while
+    receive, looks = news_written_over(channel, sheet, before, times)
     taken = channel.take(0, 0, receive)
     check_seen(sheet, 0, looks[-1], taken.message)
     assert taken.versions == (looks[-1][0][1],)

@@ -35,7 +35,7 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     known = module.names()
     if short not in known and ":" not in short:
         elsewhere = [] if colon else _elsewhere(short)
-        kind = "environment" if colon else f"environment of {family} (others are FAMILY:NAME)"
+        kind = "environment" if colon else f"{family} environment"
         raise UnknownNameError(kind, short, [*elsewhere, *_near(short, known)])
     if ":" in short:
         _check_module(short.partition(":")[0])
