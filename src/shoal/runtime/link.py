@@ -185,7 +185,7 @@ class Link:
             return True
         try:
             return is_delivered(sock)
-        except OSError:
+        except (OSError, ValueError):  # it broke, or was closed meanwhile
             return True
 
 
