@@ -11,7 +11,6 @@ import argparse
 import multiprocessing
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from peers.made import python_of
 from shoal.planning.policy import Queue
 from shoal.runtime.fire import Gate
 from shoal.runtime.gates import Cell, Sheet
@@ -29,7 +29,6 @@ from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
 from shoal.runtime.shm import Rings, ShmChannel
 
 HERE = Path(__file__).parent
-PEER = HERE.parent / ".bench" / "zmq"
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
 COUNTS = {SMALL: 40_000, MIDDLE: 100_000, LARGE: 3_000}
 SLOTS = {SMALL: 1, MIDDLE: 8, LARGE: 2}  # as many as stay in the cache
@@ -220,13 +219,7 @@ class ZeroMQ:
     """ZeroMQ over ipc, in an environment of its own."""
 
     def __init__(self) -> None:
-        wanted, installed = HERE / "peers" / "zmq.txt", PEER / "installed.txt"
-        if installed.exists() and installed.read_text() == wanted.read_text():
-            return
-        subprocess.run([sys.executable, "-m", "venv", "--clear", PEER], check=True)
-        pip = [PEER / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--disable-pip-version-check", "-r", wanted], check=True)
-        installed.write_text(wanted.read_text())
+        self._python = python_of("zmq")
 
     def stream(self, size: int, count: int) -> float:
         """A push and a pull socket."""
@@ -237,7 +230,7 @@ class ZeroMQ:
         return self._run(count)
 
     def _run(self, *numbers: int) -> float:
-        command = [PEER / "bin" / "python", HERE / "peers" / "zmq_pair.py", *map(str, numbers)]
+        command = [self._python, HERE / "peers" / "zmq_pair.py", *map(str, numbers)]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

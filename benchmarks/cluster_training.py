@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+from peers.made import python_of
 from shoal.algorithms import IMPALA, PPO
 from shoal.envs.registry import make
 from shoal.runtime.on_ray import ray_cluster
 
 HERE = Path(__file__).parent
-PEER = HERE.parent / ".bench" / "rllib"
 ACTORS, WARM, PPO_STEPS, EPOCHS, MINIBATCHES = 2, 20, 128, 4, 4
 LOOPS: dict[str, tuple[Any, shoal.DistributionPolicy]] = {
     "PPO": (
@@ -83,9 +82,8 @@ def ours(name: str, family: str, backend: str, envs: int) -> Side:
 @contextmanager
 def rllib(envs: int) -> Iterator[Side]:
     """RLlib's PPO, in its own environment."""
-    make_peer()
     words = [ACTORS, envs, PPO_STEPS, EPOCHS, MINIBATCHES]
-    command = [PEER / "bin" / "python", HERE / "peers" / "rllib_ppo.py", *map(str, words)]
+    command = [python_of("rllib"), HERE / "peers" / "rllib_ppo.py", *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     away = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
     with subprocess.Popen(command, text=True, env=away, **pipes) as process:
@@ -105,17 +103,6 @@ def rllib(envs: int) -> Iterator[Side]:
 
         yield side
         given.close()
-
-
-def make_peer() -> None:
-    """The environment that RLlib runs in, with pinned versions, unless it is there already."""
-    wanted, installed = HERE / "peers" / "rllib.txt", PEER / "installed.txt"
-    if installed.exists() and installed.read_text() == wanted.read_text():
-        return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", PEER], check=True)
-    pip = [PEER / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", "-r", wanted], check=True)
-    installed.write_text(wanted.read_text())
 
 
 def compare(loops: list[str], envs: int, rounds: int, seconds: float) -> dict[str, list[float]]:

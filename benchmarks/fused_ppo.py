@@ -7,7 +7,6 @@ between the sides, so that a busy machine troubles all alike; the table shows me
 import argparse
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+from peers.made import python_of
 from shoal import envs as environments
 from shoal.algorithms import PPO
 
 HERE = Path(__file__).parent
-PEER = HERE.parent / ".bench" / "rejax"
 STEPS = 128
 # rejax clips values too, so Shoal does as well here.
 ALGORITHM = PPO(steps=STEPS, epochs=4, minibatches=4, learning_rate=3e-4, value_clip=0.2)
@@ -82,7 +81,7 @@ def shoal_side(envs: int, devices: int) -> Side:
 @contextmanager
 def rejax_side(envs: int) -> Iterator[Side]:
     """The peer in a Python of its own, which waits while it isn't its turn."""
-    command = [PEER / "bin" / "python", HERE / "peers" / "rejax_ppo.py", str(envs)]
+    command = [python_of("rejax"), HERE / "peers" / "rejax_ppo.py", str(envs)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -97,18 +96,6 @@ def rejax_side(envs: int) -> Iterator[Side]:
 
         yield side
         given.close()
-
-
-def make_peer() -> None:
-    """The environment that rejax runs in, with pinned versions, unless it is there already."""
-    wanted = HERE / "peers" / "rejax.txt"
-    installed = PEER / "installed.txt"
-    if installed.exists() and installed.read_text() == wanted.read_text():
-        return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", PEER], check=True)
-    pip = [PEER / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", "-r", wanted], check=True)
-    installed.write_text(wanted.read_text())
 
 
 def compare(envs: int, rounds: int, seconds: float) -> dict[str, list[Round]]:
@@ -158,7 +145,6 @@ def main() -> None:
     sizes, rounds, seconds = ([8, 512], 1, 1.0) if said.quick else (said.envs, 3, 4.0)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    make_peer()
     Console().print(show({envs: compare(envs, rounds, seconds) for envs in sizes}))
 
 

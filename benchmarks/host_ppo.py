@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+from peers.made import python_of
 from shoal.algorithms import PPO
 from shoal.envs.registry import make
 from shoal.envs.spaces import Discrete
 
 HERE = Path(__file__).parent
-PEER = HERE.parent / ".bench" / "sb3"
 ENVS = 8
 WARM = 3  # ticks that aren't counted
 POLICIES: dict[str, Callable[[], shoal.DistributionPolicy]] = {
@@ -133,7 +132,7 @@ def ceiling(task: Task, seconds: float = 3.0) -> Round:
 @contextmanager
 def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]]:
     """The peer in a Python of its own, which waits while it isn't its turn."""
-    command = [PEER / "bin" / "python", HERE / "peers" / "sb3_ppo.py", task, vector, str(threads)]
+    command = [python_of("sb3"), HERE / "peers" / "sb3_ppo.py", task, vector, str(threads)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -149,17 +148,6 @@ def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]
 
         yield side
         given.close()
-
-
-def make_peer() -> None:
-    """The environment that SB3 runs in, with pinned versions, unless it is there already."""
-    wanted, installed = HERE / "peers" / "sb3.txt", PEER / "installed.txt"
-    if installed.exists() and installed.read_text() == wanted.read_text():
-        return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", PEER], check=True)
-    pip = [PEER / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", "-r", wanted], check=True)
-    installed.write_text(wanted.read_text())
 
 
 def compare(name: str, ticks: int) -> list[Round]:
@@ -271,8 +259,6 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where our time goes, instead")
     said = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    if not said.profile:
-        make_peer()
     for name, task in TASKS.items():
         if said.only in (None, name):
             ticks = said.ticks or task.ticks

@@ -1,0 +1,20 @@
+"""The environments that peers run in: one each under `.bench/`, never ours."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def python_of(peer: str) -> Path:
+    """The Python of a peer's environment, with pinned versions; made unless it is there already."""
+    folder = HERE.parents[1] / ".bench" / peer
+    wanted, installed = HERE / f"{peer}.txt", folder / "installed.txt"
+    python = folder / "bin" / "python"
+    if not installed.exists() or installed.read_text() != wanted.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", wanted], check=True)
+        installed.write_text(wanted.read_text())
+    return python
