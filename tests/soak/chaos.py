@@ -8,11 +8,12 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from conformance.spaces import ip, link, pids_in
+from conformance.spaces import BRIDGE, ip, link, pids_in
+from soak.rough import rough_link
 
 FULL = 12  # seconds that a disk stays full: longer than a checkpoint is due
 EARLY = 0.2  # chance that a fault comes while another is being mended; never twice in a row
-ROUGH = ("netem", "delay", "20ms", "10ms", "loss", "2%")
+ROUGH = 10  # seconds that a link stays rough
 
 
 @contextmanager
@@ -44,6 +45,7 @@ class Chaos:
         self._cluster, self._disk, self._run = cluster, disk, run
         self._hosts, self._random = len(cluster.started), random.Random(seed)
         self.done, self._began, self._early = [], time.monotonic(), False
+        self.carried = []  # over rough links
 
     @property
     def seconds(self):
@@ -56,8 +58,9 @@ class Chaos:
 
     def strike(self):
         """Let something fail, and say what."""
-        faults = (self.kill_worker, self.kill_host, self.cut_link, self.fill_disk, self.kill_driver)
-        (fault,) = self._random.choices(faults, weights=(4, 2, 3, 2, 1))
+        often = {self.kill_worker: 4, self.kill_host: 2, self.cut_link: 2, self.roughen_link: 2}
+        often |= {self.fill_disk: 2, self.kill_driver: 1}
+        (fault,) = self._random.choices([*often], weights=often.values())
         self.done.append(fault.__name__)
         self._early = not self._early and self._random.random() < EARLY
         fault()
@@ -76,16 +79,20 @@ class Chaos:
         self._cluster.start(number)
 
     def cut_link(self):
-        """Delay and drop what goes to and from a host; where the kernel can't, drop all of it."""
-        one = link(self._random.randrange(1, self._hosts))
-        rough = ["tc", "qdisc", "add", "dev", one, "root", *ROUGH]
-        if subprocess.run(rough, capture_output=True, check=False).returncode == 0:
-            time.sleep(10)
-            subprocess.run(["tc", "qdisc", "del", "dev", one, "root"], check=True)
-            return
+        """Drop all that goes to and from a host, for a while."""
+        one = self._some_link()
         ip("link", "set", one, "down")
         time.sleep(self._random.uniform(0.5, 8))
         ip("link", "set", one, "up")
+
+    def roughen_link(self):
+        """Delay what goes to and from a host, and drop some of it."""
+        with rough_link(self._some_link(), BRIDGE, self._random.randrange(1 << 16)) as carrier:
+            time.sleep(ROUGH)
+        self.carried.append(carrier.stdout.read().strip())
+
+    def _some_link(self):
+        return link(self._random.randrange(1, self._hosts))
 
     def fill_disk(self):
         """Leave no room on the disk, for longer than a checkpoint is due."""

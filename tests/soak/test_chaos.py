@@ -116,6 +116,7 @@ def test_training_survives_what_clusters_do(tmp_path, monkeypatch):
         seen, saved = rows_of(run.folder), ticks_in(run.folder / "checkpoints")
         read_newest(run.folder / "checkpoints", pytest.fail)
     told = {"faults": dict(Counter(chaos.done)), "longest wait": round(run.longest, 1)}
+    told |= {"over rough links": chaos.carried}
     told |= {"stopped within": stopped, "lost with its driver": run.lost, "open": run.opened}
     print(json.dumps(told | {"after": chaos.seconds, "summary": summary}, indent=1))
     assert (summary["status"], saved[-1]) == ("interrupted", summary["ticks"])
