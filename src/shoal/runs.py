@@ -51,6 +51,7 @@ FORM = 1
 RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
+MEASURED = 0.2  # seconds that ticks must take to tell of a rate: they are seen every 0.05
 AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
 
 
@@ -107,7 +108,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
         "backend": run_told["backend"], "seed": run_told["seed"], "envs": job.envs,
         "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
-        "env_steps_per_second": 0.0, "episodes": 0, "return_mean": None, "jax": jax.__version__,
+        "env_steps_per_second": None, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(recorded(folder, summary))
@@ -322,16 +323,15 @@ class Saving:
 
 
 def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
-    # The first tick is compiled before it runs; steps per second are of the ticks after it.
-    ticks = result.ticks - result.first
-    rate = story.rate * (ticks - 1) / result.seconds if ticks > 1 and result.seconds > 0 else 0.0
     summary.update(
         status="interrupted" if result.stopped_by else "done",
         ticks=result.ticks,
         env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
         seconds=round(story.before + result.compile_seconds + result.seconds, 3),
         compile_seconds=round(result.compile_seconds, 3),
-        env_steps_per_second=round(rate, 1),
+        env_steps_per_second=steps_per_second(
+            story.rate, result.ticks - result.first, result.seconds
+        ),
         episodes=story.episodes.total,
         return_mean=story.episodes.mean,
     )
@@ -341,6 +341,14 @@ def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
         summary["signal"] = signal.Signals(result.stopped_by).name
     if story.resumed:
         summary["resumed"] = story.resumed
+
+
+def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
+    """Of ticks of so many steps; None if they took too short a time to tell.
+
+    The first is compiled before it runs, and the seconds are those after it.
+    """
+    return round(steps * (ticks - 1) / seconds, 1) if seconds >= MEASURED else None
 
 
 def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:

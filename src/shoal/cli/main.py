@@ -192,7 +192,8 @@ def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
 def _folder(options: argparse.Namespace) -> Path:
     """The run that is named: a folder, or a name in runs/."""
-    return options.run if options.run.exists() else Path("runs") / options.run
+    beside = Path("runs") / options.run
+    return beside if beside.exists() and not options.run.exists() else options.run
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -230,7 +231,8 @@ def _tell(trained: Trained, console: Console) -> int:
     mean = summary["return_mean"]
     told = f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s"
     told += f" ({summary['compile_seconds']:.1f} s of it compiling)"
-    told += f", {summary['env_steps_per_second']:,.0f} steps/s"
+    if rate := summary["env_steps_per_second"]:
+        told += f", {rate:,.0f} steps/s"
     if mean is not None:
         told += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
     console.print(told, markup=False)

@@ -37,10 +37,14 @@ MEANS = {
 COUNTED = ("actors", "workers", "envs")  # parameters that may say from how many to how many
 
 
-def _replicas(text: str) -> int | tuple[int, int]:
+def count_of_replicas(text: str) -> int | tuple[int, int]:
     """A count, or `2-16`: from how many to how many replicas."""
-    least, dash, most = text.partition("-")
-    return (int(least), int(most)) if dash else int(text)
+    counts = text.split("-")
+    if len(counts) > 2 or not all(count.isdecimal() for count in counts):
+        told = f"`{text}` is no number of replicas; write 4, or 2-16 for from 2 to 16"
+        raise argparse.ArgumentTypeError(told)
+    least, most = int(counts[0]), int(counts[-1])
+    return (least, most) if len(counts) == 2 else least
 
 
 def replica_count(text: str) -> tuple[str, int]:
@@ -97,7 +101,7 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option_of(parameter),
             dest=f"policy_{parameter}",
-            type=_replicas if parameter in COUNTED else int,
+            type=count_of_replicas if parameter in COUNTED else int,
             metavar="N",
             help=f"{MEANS[parameter]} ({', '.join(name.replace('_', '-') for name in makers)})",
         )
