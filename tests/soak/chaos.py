@@ -58,7 +58,7 @@ class Chaos:
 
     def strike(self):
         """Let something fail, and say what."""
-        often = {self.kill_worker: 4, self.kill_host: 2, self.cut_link: 2, self.roughen_link: 2}
+        often = {self.kill_worker: 4, self.kill_host: 2, self.cut_link: 2, self.roughen_link: 3}
         often |= {self.fill_disk: 2, self.kill_driver: 1}
         (fault,) = self._random.choices([*often], weights=often.values())
         self.done.append(fault.__name__)
