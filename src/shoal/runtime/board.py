@@ -336,9 +336,18 @@ class Show:
         """Whether there are metrics that the driver has yet to look at."""
         return self._takes[0] < self._puts[0]
 
+    @property
+    def waiting(self) -> int:
+        """Of how many ticks that is."""
+        return self._puts[0] - self._takes[0]
+
     def is_full(self) -> bool:
         """Whether the driver has yet to look at older ones."""
-        return self._puts[0] - self._takes[0] >= SHOWN
+        return self.waiting >= SHOWN
+
+    def is_half_full(self) -> bool:
+        """Whether it may soon be full."""
+        return self.waiting >= SHOWN // 2
 
     def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:
         """Show a tick's metrics; there must be room."""

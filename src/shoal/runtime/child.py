@@ -136,7 +136,9 @@ class _Desk:
             self._board.check()
         show.put(tick, metrics, lags)
         self._board.did_turn(self._ends[replica[0]][replica[1]])
-        self._bell.ring()
+        # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
+        if show.waiting == 1 or show.is_half_full():
+            self._bell.ring()
 
     def keep(self, worker: Worker) -> None:
         """Write what an end carries before a tick."""

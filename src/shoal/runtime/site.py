@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import BANKS, FINAL, SNAP, START, Board, OpenBoard
+from shoal.runtime.board import BANKS, FINAL, SNAP, START, Board, OpenBoard, Show
 from shoal.runtime.channels import take_back
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
@@ -24,6 +24,7 @@ from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
 
+GATHER = 0.03  # seconds that news may wait for more: each telling takes time, on a cluster most
 Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
 Shares = dict[tuple[Replica, str], np.ndarray]
 
@@ -93,6 +94,9 @@ class Site:
         """What is new, at once or when something is, after `seconds` at the latest."""
         if not self._is_new():
             self._bell.wait(self._is_new, seconds)
+        until = time.monotonic() + GATHER
+        while not self._is_pressing() and (left := until - time.monotonic()) > 0:
+            self._bell.wait(self._is_pressing, left)
         ended = {}
         for number, child in self._children.items():
             if child.process.poll() is not None and not child.told:
@@ -177,9 +181,16 @@ class Site:
         return [(fragment, end) for fragment, end, team in ends if team in teams]
 
     def _is_new(self) -> bool:
-        return any(s.is_new() for s in self._shows.values()) or any(
-            c.process.poll() is not None and not c.told for c in self._children.values()
-        )
+        return self._has_ended() or any(s.is_new() for s in self._shows.values())
+
+    def _has_ended(self) -> bool:
+        """Whether some worker has, and nobody knows."""
+        return any(c.process.poll() is not None and not c.told for c in self._children.values())
+
+    def _is_pressing(self) -> bool:
+        """Whether there is nothing to hear, or so much that somebody may soon have to wait."""
+        shows = self._shows.values()
+        return not self._is_new() or self._has_ended() or any(map(Show.is_half_full, shows))
 
     def standing(self) -> dict[str, tuple[int, str]]:
         """For each worker's fragment: ticks it has started, and what it waits for, if for long."""
