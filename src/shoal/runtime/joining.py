@@ -98,7 +98,7 @@ def open_lines(
 
     `wake` is called when a connection is gone; `memory` is where messages are to lie.
     """
-    rings = lines.rings.open(memory or Memory.make(lines.size))
+    rings = lines.rings.open(memory or Memory.own(lines.size))
     every = [
         TcpChannel(ring, view, links)
         for ring, view in zip(rings.values(), lines.views(), strict=True)

@@ -5,6 +5,7 @@ from shoal.algorithms.presets.dqn import DQN_PRESETS
 from shoal.algorithms.presets.impala import IMPALA_PRESETS
 from shoal.algorithms.presets.ppo import PPO_PRESETS
 from shoal.algorithms.presets.preset import Preset
+from shoal.algorithms.presets.r2d2 import R2D2_PRESETS
 from shoal.algorithms.presets.sac import SAC_PRESETS
 from shoal.algorithms.presets.td3 import DDPG_PRESETS, TD3_PRESETS
 from shoal.algorithms.presets.teams import (
@@ -23,6 +24,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "dqn": DQN_PRESETS,
     "ppo": PPO_PRESETS,
     "qmix": QMIX_PRESETS,
+    "r2d2": R2D2_PRESETS,
     "sac": SAC_PRESETS,
     "td3": TD3_PRESETS,
     "vdn": VDN_PRESETS,

@@ -19,6 +19,6 @@ IMPALA_PRESETS = {
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
     "Acrobot-v1": _impala(2000, 16, -110, **_ACROBOT),
     # Five million steps each.
-    "Breakout-MinAtar": _impala(4900, 64, 5, learning_rate=4e-3),
+    "Breakout-MinAtar": _impala(9800, 64, 5, learning_rate=4e-3),
     "SpaceInvaders-MinAtar": _impala(4900, 64, 50),
 }

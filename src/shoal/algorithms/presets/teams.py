@@ -23,14 +23,14 @@ def _on_policy(kind: Any) -> Preset:
     return Preset(algorithm, envs=32, ticks=ticks, target=-19, family="jaxmarl")
 
 
-def _by_value(kind: Any) -> Preset:
+def _by_value(kind: Any, learning_rate: float) -> Preset:
     """Sequences of one episode each."""
-    ticks = 800
+    ticks = 2400
     algorithm = kind(
         windows=2,
         samples_per_insert=4.0,
         min_size=8,
-        learning_rate=2e-3,
+        learning_rate=learning_rate,
         total_ticks=ticks,
         discount=0.9,
         td_lambda=0.6,
@@ -42,5 +42,5 @@ def _by_value(kind: Any) -> Preset:
 
 MAPPO_PRESETS = {SPREAD: _on_policy(MAPPO)}
 IPPO_PRESETS = {SPREAD: _on_policy(IPPO)}
-QMIX_PRESETS = {SPREAD: _by_value(QMIX)}
-VDN_PRESETS = {SPREAD: _by_value(VDN)}
+QMIX_PRESETS = {SPREAD: _by_value(QMIX, 1e-3)}
+VDN_PRESETS = {SPREAD: _by_value(VDN, 2e-3)}
