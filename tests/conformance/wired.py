@@ -3,6 +3,7 @@
 import inspect
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import reduction
 
@@ -112,11 +113,8 @@ class Wired(Shared):
     links = ()
 
     def _join_all(self) -> None:
-        joining = [threading.Thread(target=self.join, args=(me,)) for me in range(len(self.ends))]
-        for thread in joining:
-            thread.start()
-        for thread in joining:
-            thread.join()
+        with ThreadPoolExecutor(len(self.ends)) as pool:
+            list(pool.map(self.join, range(len(self.ends))))
 
 
 def _opened(sheets, listeners, fds, sizes, token) -> Wired:
