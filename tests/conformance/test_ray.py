@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from contextlib import suppress
 from functools import cache
@@ -21,7 +22,7 @@ from shoal.errors import PlaceError, RunError  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
 from shoal.runtime import hire, modules  # noqa: E402
 from shoal.runtime.again import Care  # noqa: E402
-from shoal.runtime.on_ray import ray_cluster  # noqa: E402
+from shoal.runtime.on_ray import knock, no_cluster, ray_cluster  # noqa: E402
 from unit.toy_loop import Toy  # noqa: E402
 
 QUICK = ["coarse(2)", "decoupled, served"]
@@ -102,6 +103,18 @@ def test_lag_over_ray_stays_within_its_bound(policy, bound):
     shoal.run(plan, "ray", ticks=8, watch=lambda _, m: lags.extend(m["lag"]))
     assert len(lags) >= 8
     assert 0 <= min(lags) <= max(lags) <= bound
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and doesn't listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ConnectionRefusedError) as caught:
+            knock(address)
+    told = no_cluster(address, caught.value)
+    assert told.what.startswith(f"there is no Ray cluster at {address}: ")
+    for other in ("", "auto", "ray://nobody:10001", "local"):
+        knock(other)  # is Ray's to find
 
 
 def test_a_plan_that_is_too_large_says_what_is_missing():

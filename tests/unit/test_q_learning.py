@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,12 +74,18 @@ def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memo
         (lambda: DQN(capacity=32, min_size=64), "replay of 32 steps"),
         (lambda: DQN(values="quantil"), "unknown form of values `quantil`"),
         (lambda: R2D2(burn_in=7), "no whole chunks of 16 steps"),
+        (lambda: DQN(capacity=10**10), "10,000,000,000 steps an environment is longer than can be"),
         (lambda: R2D2(memory="transformer"), "can't keep `transformer`"),
     ],
 )
 def test_settings_that_can_not_work_are_told_of(make, told):
     with pytest.raises(shoal.ShoalError, match=told):
         make()
+
+
+def test_nothing_need_be_burnt_in():
+    graph = shoal.trace(replace(SMALL, burn_in=0), shoal.envs.make("CartPole-v1"), envs=2)
+    assert "learn" in {stage.name for stage in graph.stages}
 
 
 @pytest.mark.parametrize("algorithm", [DQN(hidden=(8,)), SMALL], ids=["dqn", "r2d2"])

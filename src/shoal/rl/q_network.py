@@ -114,7 +114,8 @@ def walk(
 def judge(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:
     """The heads: A(s, a), or V(s) + A(s, a) - mean A(s, ·) (Wang et al., 2016)."""
     advantage = dense(params.advantage, x)
-    advantage = advantage.reshape(*advantage.shape[:-1], -1, atoms)
+    *lead, width = advantage.shape
+    advantage = advantage.reshape(*lead, width // atoms, atoms)
     if not params.value:
         return advantage
     advantage -= jnp.mean(advantage, axis=-2, keepdims=True)

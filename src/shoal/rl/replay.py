@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from shoal.errors import SettingError
 
+MOST = 2**31 - 1  # steps of an environment that can be counted
+
 
 class Ring(NamedTuple):
     """The newest steps; the one of number i lies at i modulo the capacity."""
@@ -171,6 +173,11 @@ def check_capacity(capacity: int, min_size: int, steps: int, length: int) -> int
             f"a replay of {capacity} steps an environment, of which {min_size} must be there, "
             f"can't take {steps} a tick and give windows of {length}",
             f"Let capacity be {max(steps, min_size)} or more, and min_size {length} or more.",
+        )
+    if capacity > MOST:
+        raise SettingError(
+            f"a replay of {capacity:,} steps an environment is longer than can be counted",
+            f"Let capacity be {MOST:,} at most; what fits is told in bytes before anything starts.",
         )
     return capacity
 

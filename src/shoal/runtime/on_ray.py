@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from shoal.runtime.snapshot import Snapshot
 
 LOOK = 2.0  # seconds between looks for hosts that have come
 PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
+KNOCK = 10.0  # seconds in which a cluster has to answer at all
 LOADING = 120.0  # seconds that a host may take until it answers for the first time
 
 
@@ -42,19 +44,34 @@ def join(address: str = "") -> None:
     if ray.is_initialized():
         return
     try:
+        knock(address)
+    except OSError as error:
+        raise no_cluster(address, error) from error
+    try:
         _connect(address)
     except (ConnectionError, ValueError, RuntimeError) as error:
         with suppress(ConnectionError, ValueError, RuntimeError):
             if use_token():
                 _connect(address)
-        if ray.is_initialized():
-            return
-        raise PlaceError(
-            f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
-            "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
-            "If that one asks for a token (Ray says InvalidAuthToken), copy ~/.ray/auth_token from "
-            "its head to this host.",
-        ) from error
+        if not ray.is_initialized():
+            raise no_cluster(address, error) from error
+
+
+def no_cluster(address: str, error: Exception) -> PlaceError:
+    """The error that a user sees who names a cluster that can't be joined."""
+    return PlaceError(
+        f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
+        "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
+        "If that one asks for a token (Ray says InvalidAuthToken), copy ~/.ray/auth_token from "
+        "its head to this host.",
+    )
+
+
+def knock(address: str) -> None:
+    """See whether anybody is at HOST:PORT; Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
 
 
 def _connect(address: str) -> None:
