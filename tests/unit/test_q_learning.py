@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,7 +82,9 @@ def test_settings_that_can_not_work_are_told_of(make, told):
 
 
 def test_nothing_need_be_burnt_in():
-    graph = shoal.trace(replace(SMALL, burn_in=0), shoal.envs.make("CartPole-v1"), envs=2)
+    graph = shoal.trace(
+        dataclasses.replace(SMALL, burn_in=0), shoal.envs.make("CartPole-v1"), envs=2
+    )
     assert "learn" in {stage.name for stage in graph.stages}
 
 
