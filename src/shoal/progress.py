@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+MEASURED = 0.2  # seconds of ticks before a rate is told: they are seen every 0.05
+
 
 class Progress:
     """Shows how far a run is; a context, so that the bar ends with the run."""
@@ -31,7 +33,7 @@ class Progress:
         """A tick is done."""
         now = time.perf_counter()
         begun, since = self._first = self._first if self._first[1] else (tick, now)
-        rate = self._steps * (tick - begun) / (now - since) if now > since else 0.0
+        rate = self._steps * (tick - begun) / (now - since) if now - since > MEASURED else 0.0
         told = f"{self._steps * (tick + 1):,} steps"
         told += f"  {rate:,.0f} steps/s" if rate else ""
         told += f"  return {mean:.1f}" if mean is not None else ""

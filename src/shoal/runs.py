@@ -23,7 +23,7 @@ from shoal.errors import LostError
 from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
-from shoal.progress import Progress
+from shoal.progress import MEASURED, Progress
 from shoal.recipes import NOT_PLAIN, recipe_of
 from shoal.records import (
     Episodes,
@@ -51,7 +51,6 @@ FORM = 1
 RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
-MEASURED = 0.2  # seconds that ticks must take to tell of a rate: they are seen every 0.05
 AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
 
 

@@ -157,23 +157,27 @@ def check_actions(algorithm: Any, env: Any) -> None:
     """
     space = getattr(env, "action_space", None)
     inner = [each for _, each in space.spaces] if isinstance(space, environments.Groups) else []
-    spaces = [space, *inner]
+    spaces, team = [space, *inner], bool(getattr(env, "agents", ()) or inner)
     known: tuple[type, ...] | None = getattr(algorithm, "actions", None)
-    if known is None or space is None or all(isinstance(s, known) for s in spaces):
-        return
     title, name = type(algorithm).__name__, getattr(env, "name", type(env).__name__)
-    # What acts in groups trains teams: it has no use for one agent alone.
-    alone = not getattr(env, "agents", ()) and not inner
-    others = [
-        n for n, kind in ALGORITHMS.items()
-        if all(isinstance(s, kind.actions) for s in spaces)
-        and not (alone and environments.Groups in kind.actions)
-    ]  # fmt: skip
-    able = " or ".join(s.__name__ for s in known)
-    raise SettingError(
-        f"{title} can't act in {name}: its actions are {space}, and {title} acts in {able} only",
-        f"Algorithms that can: {', '.join(others)}." if others else "No algorithm here can.",
-    )
+    if known is None or space is None:
+        return
+    able = {n: all(isinstance(s, kind.actions) for s in spaces) for n, kind in ALGORITHMS.items()}
+    others = [n for n, kind in ALGORITHMS.items() if able[n] and _trains(kind, team=team)]
+    fix = f"Algorithms that can: {', '.join(others)}." if others else "No algorithm here can."
+    if not all(isinstance(s, known) for s in spaces):
+        acts = " or ".join(s.__name__ for s in known)
+        what = f"its actions are {space}, and {title} acts in {acts} only"
+        raise SettingError(f"{title} can't act in {name}: {what}", fix)
+    if not _trains(algorithm, team=team):
+        has, trains = ("several agents", "one") if team else ("one agent", "several")
+        what = f"it has {has}, and {title} trains {trains}"
+        raise SettingError(f"{title} can't act in {name}: {what}", fix)
+
+
+def _trains(algorithm: Any, *, team: bool) -> bool:
+    """Whether an algorithm trains several agents, or one alone."""
+    return getattr(algorithm, "agents", "any") in ("any", "several" if team else "one")
 
 
 def default_distribution(env: Any) -> DistributionPolicy:

@@ -61,6 +61,7 @@ class DQN:
 
     paper: ClassVar[str] = "Mnih et al., 2015; Hessel et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
+    agents: ClassVar[str] = "one"
 
     steps: int = 8
     windows: int = 8

@@ -80,6 +80,7 @@ class MAPPO:
 
     paper: ClassVar[str] = "Yu et al., 2022"
     actions: ClassVar[tuple[type, ...]] = (*ACTIONS, Groups)
+    agents: ClassVar[str] = "several"
 
     policies: Table = ()  # such as (("adversary*", "predator"), ("*", "prey"))
     critic: str = "central"  # sees the world, or what all agents see; or own: what its agent sees

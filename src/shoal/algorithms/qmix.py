@@ -75,6 +75,7 @@ class QMIX:
 
     paper: ClassVar[str] = "Rashid et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Discrete, Groups)
+    agents: ClassVar[str] = "several"
 
     policies: Table = ()  # without any, agents that are alike share one
     mixer: str = "monotonic"  # or sum: that of VDN

@@ -54,6 +54,7 @@ class R2D2:
 
     paper: ClassVar[str] = "Kapturowski et al., 2019"
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
+    agents: ClassVar[str] = "one"
 
     steps: int = 16
     windows: int = 2  # sequences of each environment in an update

@@ -75,6 +75,7 @@ class SAC:
 
     paper: ClassVar[str] = "Haarnoja et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Box,)
+    agents: ClassVar[str] = "one"
 
     steps: int = 4
     windows: int = 16

@@ -66,6 +66,7 @@ class TD3:
 
     paper: ClassVar[str] = "Fujimoto et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Box,)
+    agents: ClassVar[str] = "one"
 
     steps: int = 4
     windows: int = 16

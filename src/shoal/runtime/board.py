@@ -22,6 +22,7 @@ BANKS = 3  # a tick that all kept is in one of them while the others are written
 FINAL = BANKS  # the bank for what ends carry when they end
 SNAP, START = BANKS + 1, BANKS + 2  # those for snapshots, and for what the run starts from
 SHOWN = 32  # ticks of metrics that wait for the driver
+MANY = SHOWN // 2  # so many that it should look soon
 MOST_LAGS = 1024  # lags of one end in a tick
 NOTE = 256  # bytes in which a team may say what it waits for
 TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
@@ -344,10 +345,6 @@ class Show:
     def is_full(self) -> bool:
         """Whether the driver has yet to look at older ones."""
         return self.waiting >= SHOWN
-
-    def is_half_full(self) -> bool:
-        """Whether it may soon be full."""
-        return self.waiting >= SHOWN // 2
 
     def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:
         """Show a tick's metrics; there must be room."""

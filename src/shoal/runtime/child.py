@@ -16,7 +16,16 @@ from functools import partial
 from typing import Any
 
 from shoal.errors import ShoalError, user_place
-from shoal.runtime.board import BANKS, FINAL, SNAP, START, OpenBoard, SharedLimit, watch_parent
+from shoal.runtime.board import (
+    BANKS,
+    FINAL,
+    MANY,
+    SNAP,
+    START,
+    OpenBoard,
+    SharedLimit,
+    watch_parent,
+)
 from shoal.runtime.channels import Bell, Channel, Silent
 from shoal.runtime.fire import Replica
 from shoal.runtime.joining import join_lines
@@ -137,7 +146,7 @@ class _Desk:
         show.put(tick, metrics, lags)
         self._board.did_turn(self._ends[replica[0]][replica[1]])
         # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
-        if show.waiting == 1 or show.is_half_full():
+        if show.waiting == 1 or show.waiting >= MANY:
             self._bell.ring()
 
     def keep(self, worker: Worker) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import BANKS, FINAL, SNAP, START, Board, OpenBoard, Show
+from shoal.runtime.board import BANKS, FINAL, MANY, SNAP, START, Board, OpenBoard
 from shoal.runtime.channels import take_back
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
@@ -189,8 +189,8 @@ class Site:
 
     def _is_pressing(self) -> bool:
         """Whether there is nothing to hear, or so much that somebody may soon have to wait."""
-        shows = self._shows.values()
-        return not self._is_new() or self._has_ended() or any(map(Show.is_half_full, shows))
+        many = any(show.waiting >= MANY for show in self._shows.values())
+        return many or self._has_ended() or not self._is_new()
 
     def standing(self) -> dict[str, tuple[int, str]]:
         """For each worker's fragment: ticks it has started, and what it waits for, if for long."""
