@@ -4,9 +4,12 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.planning.policy import Packed
 from shoal.runtime.frames import DATA
+from shoal.runtime.sockets import MOST_SENT, after, first, send_all
 from shoal.runtime.ways import Shelf, Way
 
 KEY = (DATA, 0, 0)
@@ -48,3 +51,26 @@ def test_an_array_that_nobody_can_write_to_is_kept_without_a_copy():
     x.flags.writeable = False
     put(way, shelf, 1, x)
     assert np.shares_memory(way.since(1)[0].body[0], x)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60))
+def test_buffers_are_parted_anywhere(views, count):
+    whole = b"".join(views)
+    assert b"".join(first(views, count)) == whole[:count]
+    assert b"".join(after(views, count)) == whole[count:]
+
+
+def test_what_is_large_is_sent_in_pieces_that_leave_the_other_side_time_to_answer():
+    pieces = []
+
+    class Sock:
+        def sendmsg(self, views):
+            pieces.append(b"".join(views))
+            return len(pieces[-1])
+
+    rng = np.random.default_rng(0)
+    sizes = (40, MOST_SENT - 1, 5, 2 * MOST_SENT + 3)
+    views = [memoryview(rng.integers(0, 256, size, np.uint8)) for size in sizes]
+    send_all(Sock(), views, sum(sizes), lambda: None)
+    assert b"".join(pieces) == b"".join(views)
+    assert max(map(len, pieces)) == MOST_SENT
