@@ -40,6 +40,7 @@ def test_every_algorithm_says_its_paper_its_action_spaces_and_what_it_is(name, c
     assert set(kind.actions) <= {*ACTIONS, Groups}
     assert [word.strip(",") for word in entry[2].split()[1:]] == [s.__name__ for s in kind.actions]
     assert not PRESETS.get(name) or next(iter(PRESETS[name])) in entry[3]
+    assert entry[-1].split(maxsplit=1)[0] == "agents"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

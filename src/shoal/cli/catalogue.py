@@ -31,13 +31,14 @@ def settings(name: str) -> str:
 
 
 def entry(name: str) -> str:
-    """What an algorithm is, who published it, how it acts, and where it is known to learn."""
+    """What an algorithm is, its paper, how and for whom it acts, and where it is known to learn."""
     kind, pad = ALGORITHMS[name], " " * 2
     lines = [f"{name}: {_summary(kind)}"]
     lines.append(f"{pad}paper    {kind.paper}")
     lines.append(f"{pad}actions  {', '.join(space.__name__ for space in kind.actions)}")
     if presets := PRESETS.get(name):
         lines.append(f"{pad}presets  {', '.join(presets)}")
+    lines.append(f"{pad}agents   {getattr(kind, 'agents', 'one, or several that are alike')}")
     return "\n".join(lines)
 
 
