@@ -22,7 +22,7 @@ FITS = {
     "brax:halfcheetah": BOUNDED,
     "brax:humanoid": BOUNDED,
     "jaxmarl:MPE_simple_spread_v3": TEAM,
-    "jaxmarl:MPE_simple_tag_v3": {"ippo", "mappo"},
+    "jaxmarl:MPE_simple_tag_v3": TEAM - {"a2c", "impala", "ppo"},  # whose agents differ
     "jaxmarl:SMAX": TEAM,
     "gymnasium:CartPole-v1": CHOICE,
     "gymnasium:Pendulum-v1": BOUNDED,
