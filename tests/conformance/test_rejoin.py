@@ -17,8 +17,9 @@ from conformance.test_processes import children, largest
 from conformance.wired import Wired
 from laws.cases import graph_of, start_of
 from shoal.errors import LostError
-from shoal.planning.policy import Latest, Lockstep, takes_some
-from shoal.runtime import processes, wiring
+from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
+from shoal.runtime import link, processes, wiring
+from shoal.runtime import links as making
 from shoal.runtime.porter import Wakes
 
 
@@ -36,8 +37,10 @@ def through_proxies(sheets, cuts=(), rejoin=HANG):
         bell._check = partial(look_around, bell._check, links.check)
         hall.bells[end] = links.bell(bell, Wakes(bell._check, alone=me % 2 == 0))
     yield wired, hall, proxies
-    for links in wired.links:
+    for links in wired.links:  # who ends would wait for a connection that is yet to be made again
         links.rejoin = 0.0
+        for one in links.links.values():
+            one.patience = 0.0
     for proxy in proxies:
         proxy.close()
     wired.close()
@@ -66,6 +69,22 @@ def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, re
             else:
                 assert turns == [[(w, t) for w in sheet.gate.sources[end]] for t in range(ticks)]
         assert sum(proxy.cut_count for proxy in proxies) >= 2
+
+
+def test_all_connections_may_be_made_again_at_the_same_time(monkeypatch):
+    # If one waited for another that waits in turn, only this would end it: too late.
+    for module in (link, making):
+        monkeypatch.setattr(module, "GREETING", 10 * HANG)
+    sheet, ticks = make_sheet(Queue(3), 3, 3, "shared"), 400
+    with through_proxies({"c": sheet}) as (wired, hall, proxies):
+        jobs = [Thread(hall, write, end, 0, ticks) for end in range(3)]
+        jobs += [Thread(hall, read, end, ticks) for end in range(3)]
+        for _ in range(8):
+            for proxy in proxies:
+                proxy.cut()
+            until(lambda: not any(one.broken for one in wired.links))
+        for job in jobs:
+            job.result()
 
 
 def news(hall, size, first, last):

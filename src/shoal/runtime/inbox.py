@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from shoal.runtime.frames import BYE, HEAD, Begun, Frame, Reading, Refused, Terms, on_body, on_head
 from shoal.runtime.greeting import NotAdmitted
-from shoal.runtime.rejoining import Table, skipped
+from shoal.runtime.rejoining import Opening, Table, skipped
 from shoal.runtime.sockets import MOST_VIEWS, after
 
 AHEAD = 16 * HEAD.size  # bytes that may be read before it is known where they belong
@@ -43,6 +43,7 @@ class Inbox:
         self._ahead = memoryview(bytearray(AHEAD))
         self._first = self._last = 0  # what is read ahead and not looked at yet
         self._views: Sequence[Any] = ()  # where the rest of a body is to go
+        self._skips: Opening | None = None  # a table that comes before all else
         self._wide = AHEAD  # how much is read ahead: many heads at once where they have no bodies
         self.ended = False
 
@@ -78,7 +79,8 @@ class Inbox:
     def _heads(self) -> int:
         """Look at what was read ahead; whatever of it belongs to a body is moved there."""
         found, ahead = 0, self._ahead
-        while self._state.frame is None and self._last - self._first >= HEAD.size:
+        self._open_table()
+        while self._takes_head and self._last - self._first >= HEAD.size:
             first = self._first
             self._first += HEAD.size
             self._state, events = on_head(self._state, bytes(ahead[first : self._first]))
@@ -92,6 +94,20 @@ class Inbox:
             ahead[:left] = bytes(ahead[self._first : self._last])
             self._first, self._last = 0, left
         return found
+
+    @property
+    def _takes_head(self) -> bool:
+        return self._skips is None and self._state.frame is None
+
+    def _open_table(self) -> None:
+        """Read what has come of the table that a new connection begins with."""
+        while self._skips is not None and self._last - self._first >= self._skips.wants:
+            first = self._first
+            self._first += self._skips.wants
+            self._skips = self._skips.on(bytes(self._ahead[first : self._first]))
+            if not self._skips.wants:
+                self._state = skipped(self._state, dict(self._skips.found))
+                self._skips = None
 
     def _begun(self, frame: Frame) -> int:
         """A head has come: its body, if it has one, comes next."""
@@ -119,9 +135,9 @@ class Inbox:
         """How many kinds of frame there are."""
         return len(self._state.terms.known)
 
-    def resume(self, skips: Table) -> None:
-        """Go on with a new connection, on which these numbers come next of some kinds."""
-        self._state = skipped(self._state.anew(), skips)
+    def resume(self) -> None:
+        """Go on with a new connection; which numbers come next of some kinds, is told on it."""
+        self._state, self._skips = self._state.anew(), Opening(self.most)
         self._first = self._last = 0
         self._views, self._wide = (), AHEAD
 

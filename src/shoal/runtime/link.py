@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from shoal.errors import LostError
 from shoal.runtime.frames import BYE, DATA, HEAD, Frame, Key
 from shoal.runtime.inbox import Inbox
-from shoal.runtime.rejoining import Kept, Newest, Table, missing, opened, packed
+from shoal.runtime.rejoining import Kept, Newest, check_due, missing, opened, packed
 from shoal.runtime.sockets import is_delivered, send_all, tuned, why_of, within
 
 GREETING = 5.0  # seconds that who connects has to prove who it is, and to say what it has got
@@ -55,6 +55,9 @@ class Link:
         self.away = sock is None  # given up, until another takes its place
         self._lock = threading.Lock()
         self._mending = threading.Lock()
+        self._word = threading.Lock()
+        self._mends = False  # whether somebody makes it again
+        self._coming: socket.socket | None = None  # the newest on which the other came back
         self._sent: dict[Key, Newest] = {}
         self._bodies: dict[Key, Body] = {}
 
@@ -128,31 +131,39 @@ class Link:
     def resume(self, sock: socket.socket, ready: Callable[[], None]) -> None:
         """Go on over a new connection; nobody reads the old one. `ready` lets this be read.
 
-        What the other lacks is sent first, then what comes later.
+        What the other lacks is sent first, then what comes later. Nobody waits for the other while
+        it holds what its other connections need: each may be made again at the same time.
         """
         inbox = self.inbox
         assert inbox is not None
-
-        def table(most: int) -> Table:
-            return opened(lambda count: within(sock, count, GREETING), most)
-
+        sock.sendall(packed(inbox.due))
+        with self._lock:
+            most = len(self._kept)
+        due = opened(lambda count: within(sock, count, GREETING), most)
+        with self._lock:
+            check_due(self._kept, due)
+            inbox.resume()
+            self.sock = tuned(sock)  # to be read; who sends leaves it to what follows
+        ready()
         with ExitStack() as held:
             for lock in {id(body.lock): body.lock for body in self._bodies.values()}.values():
                 held.enter_context(lock)
             held.enter_context(self._lock)
-            sent: dict[Key, Kept] = {**self._sent, **self._bodies}
-            sock.sendall(packed(inbox.due))
-            again, skips = missing(sent, table(len(sent)))
-            sock.sendall(packed(skips))
-            inbox.resume(table(inbox.most))
-            self.sock, self.broken = tuned(sock), ""
-            ready()
+            if self.sock is not sock:
+                raise ConnectionResetError
+            self.broken = ""
+            again, skips = missing(self._kept, due)
             try:
-                for frame, body in again:
-                    views = [frame.packed(), *body]
-                    send_all(sock, views, HEAD.size + frame.length, lambda: None)
+                for data, *body in ((packed(skips),), *((f.packed(), *body) for f, body in again)):
+                    left = len(data) + sum(map(len, body))
+                    send_all(sock, [data, *body], left, lambda: None)
             except OSError as error:
                 self._fail(why_of(error))
+
+    @property
+    def _kept(self) -> dict[Key, Kept]:
+        """All that was sent, as far as it may be wanted again."""
+        return {**self._sent, **self._bodies}
 
     def renew(self, sock: socket.socket) -> None:
         """Another has taken the place of the one that was there: what that was told is over."""
@@ -162,6 +173,26 @@ class Link:
             self._sent.clear()
             self.sock, self.broken = tuned(sock), ""
             self.ended = self.refused = self.away = False
+
+    def begin_mending(self) -> bool:
+        """Whether nobody makes it again so far; the caller does from now on."""
+        with self._word:
+            begins, self._mends = not self._mends, True
+            return begins
+
+    def end_mending(self, *, gives_up: bool) -> bool:
+        """Whether the caller is done with making it again; not if it has broken meanwhile."""
+        with self._word:
+            self._mends = self.is_broken and self.left > 0 and not gives_up
+            return not self._mends
+
+    def come_back(self, sock: socket.socket) -> None:
+        """The other comes over a new connection: on those before it, nobody is to wait."""
+        with self._word:
+            before, self._coming = self._coming, sock
+        if before is not None:
+            with suppress(OSError):
+                before.shutdown(socket.SHUT_RDWR)
 
     @property
     def mending(self) -> threading.Lock:

@@ -165,11 +165,19 @@ class Links:
         """Make a connection again, or wait until the other does."""
         link = self.links[other]
         link.fall(why, min(LOOSE, self.rejoin) if link.loose else self.rejoin)
-        if not self._closed and (link.loose or other in self._addresses):
+        mends = link.loose or other in self._addresses
+        if mends and not self._closed and link.begin_mending():
             threading.Thread(target=self._mend, args=(other,), daemon=True).start()
 
     def _mend(self, other: int) -> None:
-        link = self.links[other]
+        """Make a connection again, and again if it breaks meanwhile; nobody else does."""
+        link, is_done = self.links[other], False
+        while not is_done:
+            self._mend_once(other, link)
+            is_done = link.end_mending(gives_up=self._closed)
+        self._wake()
+
+    def _mend_once(self, other: int, link: Link) -> None:
         while link.is_broken and not self._closed and link.left > 0:
             sock = None
             try:
@@ -184,7 +192,6 @@ class Links:
         with link.mending:
             if link.is_broken:
                 self._give_up(other)
-        self._wake()
 
     def _give_up(self, other: int) -> None:
         """A worker that can be done without doesn't come back; another may take its place."""
@@ -275,6 +282,7 @@ class Links:
             self._replace(guest, sock)
         elif guest.kind == greeting.RESUME and link is not None:
             sock.sendall(guest.answer)
+            link.come_back(sock)
             self._resume(link, sock)
         elif guest.kind == greeting.FIRST and who in others and link is None:
             sock.sendall(guest.answer)

@@ -60,23 +60,50 @@ def packed(table: Table) -> bytes:
     return TABLE.pack(MAGIC, VERSION, len(entries)) + b"".join(entries)
 
 
+class Opening(NamedTuple):
+    """A table of at most `most` entries that is being read; `left` are yet to come, -1: all."""
+
+    most: int
+    left: int = -1
+    found: tuple[tuple[Key, int], ...] = ()
+
+    @property
+    def wants(self) -> int:
+        """How many bytes come next that belong together; 0 if it is whole."""
+        return TABLE.size if self.left < 0 else ENTRY.size if self.left else 0
+
+    def on(self, data: bytes) -> Opening:
+        """What it is after those bytes."""
+        if self.left < 0:
+            magic, version, count = TABLE.unpack(data)
+            if magic != MAGIC or version != VERSION or count > self.most:
+                raise NotAdmitted("what came is no table of what it has")
+            return self._replace(left=count)
+        kind, channel, end, number = ENTRY.unpack(data)
+        if any(key == (kind, channel, end) for key, _ in self.found):
+            raise NotAdmitted("a table with an entry twice")
+        found = (*self.found, ((kind, channel, end), number))
+        return self._replace(left=self.left - 1, found=found)
+
+
 def opened(read: Callable[[int], bytes], most: int) -> dict[Key, int]:
     """A table of at most so many entries; `read` gives exactly as many bytes as it is asked for."""
-    magic, version, count = TABLE.unpack(read(TABLE.size))
-    if magic != MAGIC or version != VERSION or count > most:
-        raise NotAdmitted("what came is no table of what it has")
-    data = read(count * ENTRY.size)
-    found = {(kind, channel, end): n for kind, channel, end, n in ENTRY.iter_unpack(data)}
-    if len(found) != count:
-        raise NotAdmitted("a table with an entry twice")
-    return found
+    state = Opening(most)
+    while state.wants:
+        state = state.on(read(state.wants))
+    return dict(state.found)
+
+
+def check_due(sent: Mapping[Key, Kept], due: Table) -> Table:
+    """What another says it has got, if that much was sent."""
+    for key, number in due.items():
+        if key[0] == BYE or (key in sent and number > sent[key].count):
+            raise NotAdmitted(f"it has got {number} of {key}, and so many were not sent")
+    return due
 
 
 def missing(sent: Mapping[Key, Kept], due: Table) -> tuple[list[Resent], dict[Key, int]]:
     """What another that has got `due` is to be sent again, and where numbers are left out."""
-    for key, number in due.items():
-        if key[0] == BYE or (key in sent and number > sent[key].count):
-            raise NotAdmitted(f"it has got {number} of {key}, and so many were not sent")
     again: list[Resent] = []
     skips: dict[Key, int] = {}
     for key, kept in sent.items():
