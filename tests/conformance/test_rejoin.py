@@ -1,7 +1,7 @@
 """A connection that breaks is made again: the same messages in the same order, none twice."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
 from shoal.runtime import link, processes, wiring
 from shoal.runtime import links as making
 from shoal.runtime.porter import Wakes
+from shoal.runtime.team import Stopped
 
 
 @contextmanager
@@ -146,12 +147,27 @@ def test_a_stranger_cannot_take_a_connection_over():
         before = theirs[1].sock
         strange = Wired(wired.sheets)
         strange.lines = replace(strange.lines, addresses=wired.lines.addresses)
-        strange._check = lambda: None
+        over = threading.Event()
+        strange._check = lambda: stop_if(over)
         strange.links, strange.opened = [], {}
-        threading.Thread(target=strange.join, args=(1,), daemon=True).start()
+        knocking = threading.Thread(target=knock, args=(strange,))
+        knocking.start()
         Thread(hall, write, 0, 0, 20)
         assert len(Thread(hall, read, 0, 20).result().turns) == 20
         assert theirs[1].sock is before
+        over.set()
+        knocking.join()
+
+
+def stop_if(over):
+    if over.is_set():
+        raise Stopped
+
+
+def knock(strange):
+    """Try to be let in, until it is over."""
+    with suppress(Stopped):
+        strange.join(1)
 
 
 def fused_ticks(ticks):
