@@ -19,6 +19,7 @@ from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
 from shoal.checkpoints import ticks_in
 from shoal.planning.policies import environments, impala
+from shoal.runtime.again import Care
 from shoal.runtime.logs import listening
 from shoal.runtime.run import Watching
 from shoal.runtime.verify import difference
@@ -310,3 +311,23 @@ def test_results_are_ordinary_state():
     result = shoal.run(plan, "processes", ticks=2)
     again = shoal.run(plan, "inline", ticks=2).state
     assert jax.tree.structure(result.state) == jax.tree.structure(again)
+
+
+def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
+    seen, went_back = [], []
+
+    def see(tick, metrics):
+        seen.append(tick)
+        if len(seen) == 1:
+            time.sleep(1)  # time enough for workers to go ahead as far as they may
+            one = int(children()[0])
+            os.kill(one, signal.SIGKILL)
+            os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)  # its parent may still ask
+
+    plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
+    care = Care(1, tell=lambda error, tick: went_back.append((tick, len(seen))))
+    result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=see)
+    assert seen == list(range(90))
+    ((start, shown),) = went_back
+    assert shown - 16 <= start <= shown
+    assert result.ticks == 90

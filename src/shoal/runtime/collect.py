@@ -89,6 +89,11 @@ class Collector:
             tick, metrics = self._looked.get()
             yield tick, {name: np.asarray(x) for name, x in metrics.items()}
 
+    @property
+    def told(self) -> int:
+        """The first tick that is yet to be given back."""
+        return self._next
+
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Ticks whose metrics have all come in, in order."""
         while not self._queue.empty():

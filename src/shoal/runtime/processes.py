@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
 import jax
 import numpy as np
@@ -107,20 +107,26 @@ class Apart:
         return {name: raw(given[name]) for name in self._layout.cells if name in given}
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds`; whether there is more to come. Raises a worker's failure."""
+        """Wait up to `seconds`; whether there is more to come.
+
+        Raises a worker's failure, but not before what came in until then could be given back.
+        """
         assert self._limit is not None
+        if self._failure is not None:
+            self._raise(self._failure)
         if self._limit.is_stopping and not self._stopped:
             self._stopped = True
             self._at_once("stop_at", 0)
         self._pass_on()
-        running = self._hear(seconds)
-        if self._failure is not None:
-            self._sites.end()
-            good = self._good(2**62)
-            for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
-                setattr(self._failure, name, x)
-            raise self._failure
-        return running
+        return self._hear(seconds) or self._failure is not None
+
+    def _raise(self, failure: ShoalError) -> Never:
+        """End with a failure that carries the newest state from which no tick is left out."""
+        self._sites.end()
+        good = self._good(self._collector.told)
+        for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
+            setattr(failure, name, x)
+        raise failure
 
     def _pass_on(self) -> None:
         """Ask the workers for the snapshot that the limit asks for."""

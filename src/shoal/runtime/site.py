@@ -24,7 +24,7 @@ from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
 
-GATHER = 0.0  # seconds that news may wait for more; those that wait when a worker dies are not told
+GATHER = 0.05  # seconds that news may wait for more: each telling takes time, on a cluster most
 Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
 Shares = dict[tuple[Replica, str], np.ndarray]
 
