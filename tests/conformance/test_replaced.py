@@ -2,10 +2,14 @@
 
 import json
 import os
+import random
 import signal
 from functools import cache, partial
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import shoal
 from conformance.test_hosts import hosts
@@ -16,6 +20,7 @@ from shoal.errors import RunError
 from shoal.planning.policies import central, impala
 from shoal.runs import with_new_episodes
 from shoal.runtime.again import Care
+from shoal.runtime.run import Watching
 
 pytest.importorskip("gymnasium")
 __all__ = ["nothing_left"]
@@ -28,13 +33,14 @@ class Enough(Exception):
 class Seen:
     """What happens in a run, in order: ticks, and what is told of workers that are lost."""
 
-    def __init__(self, kill_at=None):
-        self.ticks, self.losses, self.again, self._kill_at = [], [], [], kill_at
+    def __init__(self, kill_at=None, who=0):
+        self.ticks, self.losses, self.again = [], [], []
+        self._kill_at, self._who = kill_at, who
 
     def see(self, tick, metrics):
         self.ticks.append(tick)
         if tick == self._kill_at:
-            os.kill(int(children()[0]), signal.SIGKILL)
+            os.kill(int(children()[self._who]), signal.SIGKILL)  # they started in order
         if self.losses and not self.losses[-1][1].is_new:
             raise Enough
 
@@ -85,6 +91,89 @@ def test_one_lost_at_any_moment_is_replaced():
     assert loss.lost in (0, 1)
 
 
+@pytest.mark.parametrize("who", [0, 2], ids=["env", "inference"])
+def test_inference_is_replaced_with_the_environments_that_it_serves(who):
+    plan = shoal.plan(graph_of("chase"), impala(2, 1, inference=2), ONE)
+    loss = check_replaced(plan, Seen(kill_at=20, who=who), start_of("chase"))
+    assert loss.worker == ("env[0]", "inference[0]")[who // 2]
+    assert loss.lost in (0, 1)
+
+
+@pytest.mark.slow
+def test_a_learner_keeps_what_it_learnt_while_the_only_inference_is_replaced(tmp_path):
+    policy = impala(2, 1, inference=1, ring=2)
+    plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), policy, ONE)
+    loss = check_replaced(plan, Seen())
+    assert loss.worker.startswith("env[")
+    assert loss.lost >= 1
+
+
+class Paces:
+    """A loop whose worlds and minds count their turns: in step they have counted the same."""
+
+    def init(self, key, env, envs):
+        return jnp.int32(0), jnp.zeros(envs, jnp.int32), jnp.zeros(envs, jnp.int32)
+
+    def tick(self, env, state):
+        params, worlds, minds = state
+
+        def once(creature, _):
+            world, mind = creature
+            mind, seen = think(mind, world, params=params)
+            world = move(world, seen)
+            return (world, mind), (world, mind)
+
+        (worlds, minds), told = lax.scan(once, (worlds, minds), length=3)
+        params, apart = learn(params, *told)
+        return (params, worlds, minds), {"apart": apart}
+
+
+@shoal.stage(per="env")
+def think(mind, world, *, params):
+    return mind + 1, world + 0 * params
+
+
+@shoal.stage(per="env", name="env")
+def move(world, seen):
+    return seen + 1
+
+
+@shoal.stage
+def learn(params, worlds, minds):
+    return params + 1, jnp.max(jnp.abs(worlds - minds))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_lost_again_and_again_those_in_step_stay_so(seed):
+    graph = shoal.trace(Paces(), None, envs=ENVS)
+    plan = shoal.plan(graph, impala(4, 1, 5, inference=2), ONE)
+    draw, told, apart, kept, ticks, late, learner = random.Random(seed), *([] for _ in range(6))
+
+    def see(tick, metrics):
+        ticks.append(tick)
+        learner.extend(children()[-1:] if not learner else ())  # it is started last
+        apart.append(int(metrics["apart"]))
+        late.extend(metrics["lag"])
+        if len(told) >= 12:
+            raise Enough
+        if draw.random() < 0.01:
+            os.kill(int(draw.choice([p for p in children() if p != learner[0]])), signal.SIGKILL)
+
+    def keep(snapshot):
+        _, worlds, minds = jax.tree.leaves(snapshot.values)
+        kept.append((worlds == minds).all())
+
+    care = Care(100, every=0.1, replaced=told.append)
+    with pytest.raises(Enough):
+        care.run(plan, "processes", ticks=10**9, watch=Watching(see, keep=keep))
+    assert ticks == list(range(len(ticks)))
+    assert max(apart) == 0
+    assert max(late) <= 5
+    assert len(kept) > 10
+    assert all(kept)
+
+
 @pytest.mark.slow
 def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
     a3c = A2C(steps=4, hidden=(8,))
@@ -122,12 +211,13 @@ def drawn(policy):
 @pytest.mark.parametrize(
     ("policy", "which"),
     [
-        (impala(2), {"actor"}),
-        (central(2), set()),
-        (shoal.single_learner_coarse(2, lag=1), set()),
-        (shoal.decoupled(2, 1, 1, ring=2), set()),
+        (impala(2), ["actor"]),
+        (central(2), []),
+        (shoal.single_learner_coarse(2, lag=1), []),
+        (shoal.decoupled(2, 1, 1, ring=2), []),
+        (impala(2, inference=1), ["env", "inference"]),
     ],
-    ids=str,
+    ids=["impala", "central", "coarse", "decoupled", "impala, served"],
 )
 def test_only_who_turns_at_its_own_pace_can_be_replaced(policy, which):
-    assert drawn(policy).replaceable == which
+    assert sorted(drawn(policy).replaceable) == which

@@ -37,10 +37,10 @@ def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(momen
         for p in puts
     ]
     before = stiles[0].under_way
-    lost = take_back(stiles, "w", dead)
+    lost = take_back(stiles, {"w"}, dead)
     assert lost == begun[dead] - whole[dead]
     assert stiles[0].under_way == before - lost
-    assert take_back(stiles, "w", dead) == 0, "it is counted once"
+    assert take_back(stiles, {"w"}, dead) == 0, "it is counted once"
     for stile in stiles:
         assert stile.counts.puts[dead] == whole[dead]
     assert [b for e, b in enumerate(ledger.begun) if e != dead] == [

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of
@@ -69,6 +70,36 @@ def test_who_takes_the_first_to_come_may_carry_no_rows():
     graph = shoal.trace(Tally(), envs=8)
     with pytest.raises(shoal.ShoalError, match="has a row for every environment"):
         shoal.plan(graph, asynchronous(), ONE)
+
+
+class Told:
+    """A loop whose world and mind both read what is learnt."""
+
+    def init(self, key, env, envs):
+        return jnp.float32(0), jnp.zeros(envs)
+
+    def tick(self, env, state):
+        learnt, seen = state
+        seen, _ = lax.scan(lambda x, _: (self.live(self.act(x, of=learnt), of=learnt), None), seen,
+                           length=2)  # fmt: skip
+        return (self.learn(learnt, seen), seen), {}
+
+    @shoal.stage(per="env")
+    def act(self, x, *, of):
+        return x + of
+
+    @shoal.stage(per="env", name="env")
+    def live(self, x, *, of):
+        return x - of
+
+    @shoal.stage
+    def learn(self, learnt, seen):
+        return learnt + shoal.mean(jnp.mean(seen))
+
+
+def test_a_turn_begins_from_one_piece_of_news():
+    with pytest.raises(shoal.ShoalError, match="would begin from news of `learner` twice"):
+        shoal.plan(shoal.trace(Told(), envs=8), shoal.impala(2, inference=1), ONE)
 
 
 def test_a_server_serves_stages_of_one_environment_only():

@@ -20,6 +20,7 @@ def some_first(plan: Plan) -> Iterator[ShoalError]:
             yield from _same_for_all(plan, channel)
             yield from _nothing_by_rows(plan, channel)
             yield from _room_for_all(plan, channel, channel.flow.take)
+            yield from _one_beginning(plan, channel)
 
 
 def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]:
@@ -85,10 +86,33 @@ def _room_for_all(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalErro
             )
 
 
+def _one_beginning(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
+    """Turns that would begin from several pieces of news, each of its own age."""
+    party = plan.in_step(channel.writer)
+    news = [c for c in plan.channels if c.reader in party and isinstance(c.flow, Latest)]
+    if len(news) > 1:
+        (one, value), (other, _) = [(c.reader, c.values[0]) for c in news[:2]]
+        told = f"`{one}`" if one == other else f"`{one}` and `{other}`"
+        writers = " and ".join(dict.fromkeys(f"`{c.writer}`" for c in news[:2]))
+        yield CutError(
+            f"what {told} make at their own pace would begin from news of {writers} twice "
+            f"(`{name_text(value)}`, for one), and not of one age",
+            "Let one fragment alone be told it, or put those that go in step into one, "
+            "as impala does.",
+        )
+
+
 def coming_and_going(plan: Plan) -> Iterator[ShoalError]:
     """Fragments whose replicas are to come and go, though others wait for each of them."""
     for fragment in plan.distribution.elastic:
-        if fragment.name not in plan.replaceable:
+        others = sorted(plan.in_step(fragment.name) - {fragment.name})
+        if fragment.name in plan.replaceable and others:
+            yield CutError(
+                f"`{fragment.name}` is to have {fragment.least} to {fragment.most} replicas, but "
+                f"`{others[0]}` goes in step with each of them",
+                f"Give it a fixed number, such as {fragment.most}, or put both into one fragment.",
+            )
+        elif fragment.name not in plan.replaceable:
             yield CutError(
                 f"`{fragment.name}` is to have {fragment.least} to {fragment.most} replicas, but "
                 "others wait for each of them: it doesn't turn at its own pace",

@@ -90,6 +90,11 @@ class Plan:
         Who has no reader at all, and looks only at the newest there is, is waited for by nobody.
         """
         found = {c.writer for c in self.channels if takes_some(c.flow)} | self.onlookers
+        return frozenset().union(*(self.in_step(fragment) for fragment in found))
+
+    def in_step(self, fragment: str) -> frozenset[str]:
+        """The fragments that one goes in step with, tick by tick; itself too."""
+        found = {fragment}
         for _ in self.channels:
             for c in self.channels:
                 if isinstance(c.flow, Lockstep | Serve) and {c.writer, c.reader} & found:
@@ -105,20 +110,34 @@ class Plan:
 
     @cached_property
     def replaceable(self) -> frozenset[str]:
-        """Free fragments whose replicas depend on no other's progress: any may be begun anew.
+        """Free fragments that depend on no other's progress: any of their ends may begin anew.
 
-        All that they are told is news, and who reads from them takes whichever come first.
+        All that they are told is news, and who reads from them takes whichever come first. Those
+        that go in step do so end by end, so that the ends of one number begin anew together.
         """
-        alone = {c.writer for c in self.channels if takes_some(c.flow)}
-        found = [f for f in self.free if f in self.onlookers or alone == {f}]
-        return frozenset(f for f in found if not self.one_program(f) and self._is_loose(f))
+        some = {c.writer for c in self.channels if takes_some(c.flow)}
+        found = [f for f in self.free if f in self.onlookers or some <= self.in_step(f)]
+        return frozenset(f for f in found if self._is_loose(self.in_step(f)))
 
-    def _is_loose(self, fragment: str) -> bool:
-        reads = [c.flow for c in self.channels if c.reader == fragment]
-        writes = [c.flow for c in self.channels if c.writer == fragment]
-        return all(isinstance(flow, Latest) for flow in reads) and all(
-            isinstance(flow, Latest) or takes_some(flow) for flow in writes
+    def _is_loose(self, party: frozenset[str]) -> bool:
+        """Whether fragments that go in step share nothing else with others, or among their ends."""
+        own = [c for c in self.channels if {c.writer, c.reader} & party]
+        inside = [c for c in own if {c.writer, c.reader} <= party]
+        told = [c.flow for c in own if c not in inside and c.reader in party]
+        made = [c.flow for c in own if c not in inside and c.writer in party]
+        return (
+            not any(self.one_program(fragment) for fragment in party)
+            and all(isinstance(flow, Latest) for flow in told)
+            and all(isinstance(flow, Latest) or takes_some(flow) for flow in made)
+            and all(self._is_end_by_end(channel) for channel in inside)
         )
+
+    def _is_end_by_end(self, channel: Channel) -> bool:
+        """Whether every end of the reader takes from the writer's of the same number alone."""
+        stacked = any(self.is_stacked(channel.writer, value) for value in channel.values)
+        alike = self.ends(channel.writer) == self.ends(channel.reader)
+        at_once = channel.flow == Lockstep() or isinstance(channel.flow, Serve)
+        return alike and at_once and not stacked
 
     def batch(self, fragment: str) -> int:
         """How many environments all ends of a fragment see together in a tick."""

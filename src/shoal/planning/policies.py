@@ -68,16 +68,24 @@ def environments(workers: int = 2) -> DistributionPolicy:
     )
 
 
-def impala(actors: Replicas = 2, take: int = 0, max_lag: int = 0) -> DistributionPolicy:
+def impala(
+    actors: Replicas = 2, take: int = 0, max_lag: int = 0, inference: int = 0, ring: int = 1
+) -> DistributionPolicy:
     """Actors at their own pace; a learner that takes the first rollouts to come (IMPALA).
 
     It takes `take` rollouts a tick (half of the actors' unless said), made with parameters at most
     `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead). With
-    `actors=(2, 16)` actors come and go while it learns.
+    `actors=(2, 16)` actors come and go while it learns. With `inference` replicas actors only step
+    environments, and are served their actions (SRL, SEED RL): each keeps `ring` groups in flight.
     """
+    groups = ring if inference else 1
     least, most = (actors, actors) if isinstance(actors, int) else actors
-    take = take or max(1, least // 2)
-    max_lag = max_lag or 2 * -(-most // take) - 1
+    take = take or max(1, least * groups // 2)
+    max_lag = max_lag or 2 * -(-most * groups // take) - 1
+    if inference:
+        served = _served("impala", (actors, inference, 1), ring, Latest(max_lag))
+        queues = tuple(Wire(f, "learner", Queue(2, take)) for f in ("env", "inference"))
+        return replace(served, wires=(*served.wires, *queues))
     return DistributionPolicy(
         "impala",
         (
@@ -138,7 +146,7 @@ def decoupled(
 
 
 def _served(
-    name: str, replicas: tuple[int, int, int], ring: int, late: Flow, beside: str = ""
+    name: str, replicas: tuple[Replicas, int, int], ring: int, late: Flow, beside: str = ""
 ) -> DistributionPolicy:
     """Environments in rings, served by inference, which may sit beside another fragment."""
     envs, inference, learners = replicas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -237,14 +237,18 @@ class Turnstile:
         return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
 
 
-def take_back(channels: Iterable[Turnstile], fragment: str, end: int) -> int:
-    """Take back what an end that is gone had begun and not handed over whole; how many turns.
+def take_back(channels: Iterable[Turnstile], fragments: Collection[str], end: int) -> int:
+    """Take back what ends that are gone had begun and not handed over whole; how many turns.
 
-    Nobody has looked at it: who takes the first to come looks only at turns that are whole. What
-    is whole stays where it is, and is taken once.
+    They are those of one number of fragments that go in step. Nobody has looked at it: who takes
+    the first to come looks only at turns that are whole. What is whole stays where it is, and is
+    taken once. What was on its way between these ends is forgotten.
     """
     gates = [(stile.sheet.gate, stile.counts) for stile in channels]
-    own = [c for gate, c in gates if gate.writer == fragment and takes_some(gate.flow)]
+    for gate, counts in gates:
+        if gate.writer in fragments and gate.reader in fragments:
+            counts.puts[end] = counts.takes[end] = 0
+    own = [c for gate, c in gates if gate.writer in fragments and takes_some(gate.flow)]
     if not own:
         return 0
     whole, ledger = min(c.puts[end] for c in own), own[0].ledger

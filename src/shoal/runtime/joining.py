@@ -41,7 +41,7 @@ class _Ears:
         queues = [(gate, view) for gate, view in gates if takes_some(gate.flow)]
         ends = {(g.writer, w) for g, v in queues for w, at in enumerate(v.writers) if at == other}
         stiles = [channel.turnstile for channel in self._channels]
-        self._lose(other, sum(take_back(stiles, *end) for end in ends))
+        self._lose(other, sum(take_back(stiles, {f}, end) for f, end in ends))
 
     def again(self, other: int, let_in: Callable[[bytes], None]) -> dict[Key, int]:
         """Let another take the place of one that is gone; what is due from it."""

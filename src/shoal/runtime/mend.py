@@ -2,7 +2,8 @@
 
 A worker can be replaced if all that it holds is free of the others' progress (`Plan.replaceable`).
 What it had under way is taken back, what it had handed over stays, and another process takes its
-place from the newest state that it kept.
+place from the newest state that it kept. Those whose ends go in step with its own, such as the
+environments that a lost inference replica served, begin anew with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +24,13 @@ from shoal.runtime.board import Board
 from shoal.runtime.crew import raw
 from shoal.runtime.logs import Say
 from shoal.runtime.orders import Hire, Seat
+from shoal.runtime.parties import groups, parties
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Left, Shares
 from shoal.runtime.snapshot import Snapshot
 
 WINDOW = 300.0  # seconds
+Party = tuple[int, ...]  # workers that begin anew together
 LATER = 5.0  # seconds in which others hear of a worker whose place stays empty
 
 
@@ -62,7 +66,7 @@ class Mending:
 
 @dataclass
 class _Gap:
-    """A place that is to be taken: since when, and what another is to start from."""
+    """Places that are to be taken together: since when, and what others are to start from."""
 
     loss: Loss | None  # none if nobody was there
     since: float
@@ -70,6 +74,7 @@ class _Gap:
     fresh: Future[Shares] | None = None
     filled: bool = False
     until: float = 0.0  # when to tell of it, if nobody is to take the place
+    back: set[int] = field(default_factory=set)  # those who have made a turn there
 
 
 @dataclass
@@ -87,21 +92,36 @@ class Mender:
     hires: Sequence[Hire] = ()
     _opened: int = 0
     _losses: dict[int, list[float]] = field(default_factory=dict)
-    _gaps: dict[int, _Gap] = field(default_factory=dict)
-    _counted: dict[int, int] = field(default_factory=dict)  # turns that were told of as lost
+    _gaps: dict[Party, _Gap] = field(default_factory=dict)
+    _counted: dict[Party, int] = field(default_factory=dict)  # turns that were told of as lost
     _pool: ThreadPoolExecutor | None = None
 
     def can(self, number: int) -> bool:
-        """Whether a worker is one that can be replaced; who it is connected with stays."""
-        fragments, free = {f for f, _ in self.seats[number]}, self.plan.replaceable
+        """Whether a worker is one that can be replaced; who it is connected with stays.
+
+        Workers that begin anew together do so on one host.
+        """
+        party, free = self._parties[number], self.plan.replaceable
+        fragments = {f for n in party for f, _ in self.seats[n]}
         own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
         far = [c for c in own if c.name not in self.rings.rings]
+        if len(party) > 1 and far:
+            return False
         return fragments <= free and not any({c.writer, c.reader} <= free for c in far)
+
+    @cached_property
+    def _parties(self) -> tuple[Party, ...]:
+        return parties(self.plan, self.seats)
 
     @property
     def empty(self) -> set[int]:
         """Workers whose place is to be taken, and isn't yet."""
-        return set(self._gaps)
+        return {number for party in self._gaps for number in party}
+
+    def knows(self, number: int) -> bool:
+        """Whether a worker is known to have ended: nobody is in its place yet."""
+        gap = self._gaps.get(self._parties[number])
+        return gap is not None and not gap.filled
 
     def loose(self) -> frozenset[int]:
         """The workers that are to be replaced when they are lost."""
@@ -116,6 +136,9 @@ class Mender:
         """
         if told["kind"] != "LostError" or not self.how.restarts or not self.can(number):
             return False
+        party = self._parties[number]
+        if left is not None and len(party) > 1:
+            return False
         now = time.monotonic()
         recent = [then for then in self._losses.get(number, []) if now - then < WINDOW]
         self._losses[number] = [*recent, now]
@@ -126,26 +149,33 @@ class Mender:
                 f"{told['what']}, after it was replaced {times}",
             )
             return False
-        self._settle(number)  # it may be lost again before it was back
-        self._open(number, left or self._left(number, "lost, and being replaced"))
-        loss = Loss(told["worker"], told["what"], self._lost(number))
-        self._gaps[number].loss = loss
+        self._settle(party)  # it may be lost again before it was back
+        self._open(party, left or self.clear_up(number, "lost, and being replaced"))
+        loss = Loss(told["worker"], told["what"], self._lost(party))
+        self._gaps[party].loss = loss
         self.how.tell(loss)
         return True
 
-    def _left(self, number: int, note: str) -> Left:
-        return self.at(number, "clear_up", self.hires[number], self.rings, note)
+    def clear_up(self, number: int, note: str = "") -> Left:
+        """Take back what a worker had under way, and those that begin anew with it."""
+        party = self._parties[number]
+        seats = [seat for n in party for seat in self.seats[n]]
+        held = {(f, end) for f, w in seats for end in self.plan.ends_of(f, w)}
+        together = [group for group in groups(self.plan) if held.issuperset(group)]
+        hires = [self.hires[n] for n in party]
+        return self.at(number, "clear_up", hires, together, self.rings, note)
 
     def fill(self, number: int) -> None:
         """Let a worker come to a place that is empty."""
-        gap = self._gaps.get(number)
+        party = self._parties[number]
+        gap = self._gaps.get(party)
         if gap is not None and gap.until:
-            self._settle(number)
-        if number not in self._gaps:
-            self._open(number, self._left(number, ""))
+            self._settle(party)
+        if party not in self._gaps:
+            self._open(party, self.clear_up(number))
 
-    def _open(self, number: int, left: Left) -> None:
-        gap = self._gaps[number] = _Gap(None, time.monotonic(), left)
+    def _open(self, party: Party, left: Left) -> None:
+        gap = self._gaps[party] = _Gap(None, time.monotonic(), left)
         self._opened += 1
         if any(stage.host for stage in self.plan.graph.stages):
             self._pool = self._pool or ThreadPoolExecutor(1)
@@ -153,39 +183,42 @@ class Mender:
 
     def give_up(self, number: int) -> None:
         """Leave a place empty; what was lost with who was there may be known only later."""
-        gap = self._gaps[number]
+        gap = self._gaps[self._parties[number]]
         gap.filled, gap.until = True, time.monotonic() + LATER
 
-    def _lost(self, number: int) -> int:
-        """How many turns were lost with a worker, as far as is known: others hear of it later."""
-        teams = [self.board.teams.index(seat) for seat in self.seats[number]]
+    def _lost(self, party: Party) -> int:
+        """How many turns were lost with workers, as far as is known: others hear of it later."""
+        teams = [self.board.teams.index(seat) for n in party for seat in self.seats[n]]
         total = sum(lost[team] for lost in self.each("losses") for team in teams)
-        return total - self._counted.get(number, 0)
+        return total - self._counted.get(party, 0)
 
-    def _settle(self, number: int, seconds: float | None = None) -> None:
+    def _settle(self, party: Party, seconds: float | None = None) -> None:
         """Tell how a loss ended."""
-        gap = self._gaps.pop(number, None)
+        gap = self._gaps.pop(party, None)
         if gap is None:
             return
-        lost = self._lost(number)
-        self._counted[number] = self._counted.get(number, 0) + lost
+        lost = self._lost(party)
+        self._counted[party] = self._counted.get(party, 0) + lost
         if gap.loss is None:
-            names = "+".join(f"{f}[{w}]" for f, w in self.seats[number])
+            names = "+".join(f"{f}[{w}]" for n in party for f, w in self.seats[n])
             self.how.say(f"worker {names} has come" if seconds else f"worker {names} has not come")
         else:
             self.how.tell(gap.loss._replace(lost=lost, seconds=seconds, is_new=False))
 
     def go_on(self, back: Sequence[int]) -> None:
         """Fill what gaps can be filled, and tell of those who are back at work."""
-        for number, gap in list(self._gaps.items()):
+        for party, gap in list(self._gaps.items()):
             if not gap.filled and (gap.fresh is None or gap.fresh.done()):
                 shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
-                self.at(number, "replace", self.hires[number], shares, gap.left.ticks)
+                for number in party:
+                    self.at(number, "replace", self.hires[number], shares, gap.left.ticks)
+                    shares = {}  # they lie where all begin from
                 gap.filled = True
+            gap.back |= set(back).intersection(party)
             if gap.until and time.monotonic() >= gap.until:
-                self._settle(number)
-            if number in back:
-                self._settle(number, time.monotonic() - gap.since)
+                self._settle(party)
+            if gap.back.issuperset(party):
+                self._settle(party, time.monotonic() - gap.since)
 
     def _anew(self, gap: _Gap, count: int) -> Shares:
         """What a lost worker's ends are to carry of what can't be kept; not the same each time."""
@@ -209,8 +242,8 @@ class Mender:
     def close(self) -> None:
         """Nobody is to be replaced any more; tell of those who were not back."""
         with suppress(LostError):
-            for number in list(self._gaps):
-                self._settle(number)
+            for party in list(self._gaps):
+                self._settle(party)
         self.how = Mending()
         if self._pool is not None:
             self._pool.shutdown()

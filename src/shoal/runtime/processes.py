@@ -24,9 +24,10 @@ from shoal.runtime.memory import Room
 from shoal.runtime.mend import Mender, Mending
 from shoal.runtime.operations import Program
 from shoal.runtime.packing import Sent, total
+from shoal.runtime.parties import groups, newest_together
 from shoal.runtime.roster import Roster
 from shoal.runtime.shm import Rings
-from shoal.runtime.site import Doors, Kept, Left
+from shoal.runtime.site import Doors, Left
 from shoal.runtime.sites import Here, Sites, Wanted
 from shoal.runtime.snapshot import Snapshot, check_complete
 from shoal.runtime.spawn import told_error, told_lost
@@ -164,8 +165,10 @@ class Apart:
     def _lose(self, number: int, told: dict[str, Any]) -> None:
         """A worker has ended: as it should, or it is replaced, or the run fails with it."""
         if number in self._roster.leaving:
-            self._at(number, "clear_up", self._mender.hires[number], self._rings, "")
+            self._mender.clear_up(number)
             self._leave(number)
+            return
+        if self._mender.knows(number):
             return
         fails = told["failed"] and self._failure is None
         if fails and self._is_done() and self._mender.can(number):
@@ -281,9 +284,8 @@ class Apart:
             return
         ticks = self._kept()[SNAP]
         if all(ticks[end] >= 0 for end in self._awaits):
-            banks = {r: SNAP if r in self._awaits else b for r, b in self._newest().items()}
             self._awaits = set()
-            yield self._whole(banks, self._counted(ticks))
+            yield self._whole(self._banks(SNAP), self._counted(ticks))
 
     def final(self) -> Snapshot:
         """The state that all ends have reached together, or the last that they all kept."""
@@ -291,15 +293,13 @@ class Apart:
         ended = self._kept()[FINAL]
         counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
-            newest = self._newest()
-            banks = {r: FINAL if t >= 0 else newest[r] for r, t in ended.items()}
-            return self._whole(banks, self._counted(ended))
+            return self._whole(self._banks(FINAL), self._counted(ended))
         good = self._good(min((t for t in counted.values() if t >= 0), default=2**62))
         return check_complete(good, self._plan.graph.inputs)
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> dict[int, dict[Replica, int]]:
         """Before which tick each end kept what each bank holds, over all sites."""
-        found: Kept = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
+        found = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
         for kept in self._each("kept"):
             for bank, ticks in kept.items():
                 found[bank] |= ticks
@@ -309,11 +309,17 @@ class Apart:
         """The tick of those that count them, or the bank."""
         return next(tick for (f, _), tick in ticks.items() if f not in self._plan.free)
 
-    def _newest(self) -> dict[Replica, int]:
-        """For each end, the bank with the newest of what it kept."""
-        kept = self._kept()
-        banks = range(FINAL + 1)  # those that have left have kept what they ended with
-        return {r: max(banks, key=lambda bank: kept[bank][r]) for r in self._layout.posts}
+    def _banks(self, bank: int) -> dict[Replica, int]:
+        """For each end, `bank`; for free ones only if it is of use, or else their newest.
+
+        Those that go in step must have kept it before the same tick. Who has left has kept what
+        it ended with.
+        """
+        kept, together = self._kept(), groups(self._plan)
+        newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
+        mine = newest_together({bank: kept[bank]} if bank >= FINAL else {}, together)
+        counted = [r for r in self._layout.posts if r[0] not in self._plan.free]
+        return newest | mine | dict.fromkeys(counted, bank)
 
     def _good(self, tick: int) -> Snapshot:
         """The newest state that all ends kept at or before `tick`."""
@@ -324,9 +330,8 @@ class Apart:
         usable = {t: bank for t, bank in usable.items() if t <= tick}
         if not usable:
             return self._start
-        best, newest = max(usable), self._newest()
-        banks = {r: usable[best] if r in counted else newest[r] for r in self._layout.posts}
-        return self._whole(banks, best)
+        best = max(usable)
+        return self._whole(self._banks(usable[best]), best)
 
     def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
         """What all ends kept, put together; what nobody has kept is as it was at the start."""

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,12 +20,12 @@ from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Hire
 from shoal.runtime.packing import Sent, total
+from shoal.runtime.parties import Group, newest_together
 from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
 
 GATHER = 0.05  # seconds that news may wait for more: each telling takes time, on a cluster most
-Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
 Shares = dict[tuple[Replica, str], np.ndarray]
 
 
@@ -115,26 +115,49 @@ class Site:
                 del self._awaited[number]
                 yield number
 
-    def clear_up(self, hire: Hire, rings: Rings, note: str) -> Left:
-        """Take back what a worker that is gone had under way, so that nobody waits for it."""
+    def clear_up(
+        self, hires: Sequence[Hire], together: Sequence[Group], rings: Rings, note: str
+    ) -> Left:
+        """Take back what workers had under way, so that nobody waits for it.
+
+        One of them is gone, and the others, whose ends go in step with its own, end with it.
+        """
+        for hire in hires:
+            self._end(hire.number)
         stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
-        ends = self._ends(hire)
-        for fragment, end in ends:
-            team = hire.ends[fragment][end]
-            self._board.did_lose(team, take_back(stiles, fragment, end))
+        for group in together:
+            fragment, end = group[0]
+            lost = take_back(stiles, {f for f, _ in group}, end)
+            self._board.did_lose(hires[0].ends[fragment][end], lost)
         for team in range(len(self._layout.teams)):
             self._board.bell(team).ring()
-        for seat in hire.seats:
+        for seat in (seat for hire in hires for seat in hire.seats):
             self._board.note(self._layout.teams.index(seat), note)
+        return self._left(together)
+
+    def _left(self, together: Sequence[Group]) -> Left:
+        """The newest that ends kept together; what some kept later is forgotten."""
         kept = {bank: self._board.ticks(bank) for bank in (*range(BANKS), FINAL, SNAP)}
-        newest = {end: max(kept, key=lambda bank: kept[bank][end]) for end in ends}
-        newest = {end: bank for end, bank in newest.items() if kept[bank][end] >= 0}
+        newest = newest_together(kept, together)
+        ticks = {end: kept[bank][end] for end, bank in newest.items()}
         shares = self._board.shares(newest)
+        for end in (end for group in together for end in group):
+            for bank in kept:
+                if kept[bank][end] > ticks.get(end, -1):  # others would take it for what is to come
+                    self._board.forget(bank, end)
         for end in newest:
-            if kept[SNAP][end] < 0:  # who wants a snapshot needn't wait for the next
+            if self._board.ticks(SNAP)[end] < 0:  # who wants a snapshot needn't wait for the next
                 mine = {name: x for (of, name), x in shares.items() if of == end}
-                self._board.write(SNAP, end, kept[newest[end]][end], mine)
-        return Left({end: kept[bank][end] for end, bank in newest.items()}, shares)
+                self._board.write(SNAP, end, ticks[end], mine)
+        return Left(ticks, shares)
+
+    def _end(self, number: int) -> None:
+        """End a worker at once, if it hasn't ended."""
+        child = self._children.get(number)
+        if child is not None and not child.told:
+            child.process.kill()
+            child.process.wait()
+            child.told = _heard(child)
 
     def flights(self) -> list[int]:
         """For each bank, how many turns were under way when who uses them wrote to it."""
@@ -219,7 +242,7 @@ class Site:
         """Let nobody wait any more."""
         self._board.halt()
 
-    def kept(self) -> Kept:
+    def kept(self) -> dict[int, dict[Replica, int]]:
         """Before which tick each end of this site kept what each bank holds."""
         return {
             bank: {r: t for r, t in self._board.ticks(bank).items() if r in self._shows}

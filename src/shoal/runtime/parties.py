@@ -1,0 +1,58 @@
+"""Who begins anew together: ends that go in step with each other, and the workers that hold them.
+
+Where fragments turn at their own pace, what one end has done is of use only with what those have
+done that it goes in step with, before the same tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from shoal.planning.plan import Plan
+from shoal.runtime.fire import Replica
+from shoal.runtime.orders import Seat
+
+Kept = Mapping[int, Mapping[Replica, int]]  # before which tick each end kept what each bank holds
+Group = tuple[Replica, ...]
+
+
+def groups(plan: Plan) -> tuple[Group, ...]:
+    """The ends of free fragments, each with those that it goes in step with."""
+    found = []
+    for fragments in dict.fromkeys(tuple(sorted(plan.in_step(f))) for f in sorted(plan.free)):
+        counts = {plan.ends(fragment) for fragment in fragments}
+        ends = [[(f, end) for end in range(plan.ends(f))] for f in fragments]
+        # As many of each: the first goes with the first, and so on.
+        found += zip(*ends, strict=True) if len(counts) == 1 else [chain(*ends)]
+    return tuple(tuple(group) for group in found)
+
+
+def parties(plan: Plan, seats: Sequence[Iterable[Seat]]) -> tuple[tuple[int, ...], ...]:
+    """For each worker, those that hold ends of the same groups, itself too."""
+    group_of = {end: number for number, group in enumerate(groups(plan)) for end in group}
+    held = [
+        {group_of.get((f, end), (f, end)) for f, w in seat for end in plan.ends_of(f, w)}
+        for seat in seats
+    ]
+    found = []
+    for number in range(len(held)):
+        party = {number}
+        for _ in held:
+            mine = set().union(*(held[n] for n in party))
+            party = {n for n, ends in enumerate(held) if ends & mine}
+        found.append(tuple(sorted(party)))
+    return tuple(found)
+
+
+def newest_together(kept: Kept, together: Iterable[Group]) -> dict[Replica, int]:
+    """For each end, the bank with the newest that all of its group kept before the same tick.
+
+    Ends whose group kept nothing together are left out.
+    """
+    found: dict[Replica, int] = {}
+    for group in together:
+        banks = [{kept[bank][end]: bank for bank in kept if kept[bank][end] >= 0} for end in group]
+        if common := set(banks[0]).intersection(*banks[1:]):
+            found |= {end: own[max(common)] for end, own in zip(group, banks, strict=True)}
+    return found
