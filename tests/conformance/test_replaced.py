@@ -175,6 +175,26 @@ def test_whoever_is_lost_again_and_again_those_in_step_stay_so(seed):
 
 
 @pytest.mark.slow
+def test_spread_over_hosts_all_go_back_and_those_in_step_stay_so():
+    graph = shoal.trace(Paces(), None, envs=ENVS)
+    plan = shoal.plan(graph, impala(4, 1, 5, inference=2), hosts(3))
+    ticks, apart, back = [], [], []
+
+    def see(tick, metrics):
+        ticks.append(tick)
+        apart.append(int(metrics["apart"]))
+        if tick == 100 and not back:
+            os.kill(int(children()[4]), signal.SIGKILL)
+
+    care = Care(1, tell=lambda error, tick: back.append((tick, len(ticks))))
+    care.run(plan, "processes", ticks=300, watch=see)
+    assert ticks == list(range(300))
+    assert max(apart) == 0
+    ((start, shown),) = back
+    assert shown - 16 <= start <= shown
+
+
+@pytest.mark.slow
 def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
     a3c = A2C(steps=4, hidden=(8,))
     graph = shoal.trace(a3c, world(**lost_once(tmp_path / "died")), envs=ENVS)
