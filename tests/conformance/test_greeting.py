@@ -55,7 +55,7 @@ def ended(sock):
     return True
 
 
-def claim_of(sock, known=KNOWN, ends=(1, 0)):
+def claim_of(sock, known=KNOWN, ends=(1, 0, 0)):
     hello = sock.recv(HELLO.size, socket.MSG_WAITALL)
     return greeting.claim(known, ends, hello, os.urandom(NONCE))
 
@@ -72,8 +72,8 @@ def spoilt_version(sock):
         (lambda sock: b"GET / HTTP/1.1\r\n" * 20, "it doesn't speak as Shoal does"),
         (lambda sock: claim_of(sock, STRANGE), "a stranger: it doesn't know the run's token"),
         (spoilt_version, f"it speaks version {VERSION + 1}, and this is version {VERSION}"),
-        (lambda sock: claim_of(sock, ends=(7, 0)), "worker 7 isn't expected here"),
-        (lambda sock: claim_of(sock, ends=(1, 3)), "worker 1 looks for worker 3, and this is 0"),
+        (lambda sock: claim_of(sock, ends=(7, 0, 0)), "worker 7 isn't expected here"),
+        (lambda sock: claim_of(sock, ends=(1, 3, 0)), "worker 1 looks for worker 3, and this is 0"),
         (lambda sock: claim_of(sock, Pass(KNOWN.token, b"o" * 32)), "another plan's channels"),
     ],
     ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan"],

@@ -91,12 +91,14 @@ def test_one_lost_at_any_moment_is_replaced():
     assert loss.lost in (0, 1)
 
 
-@pytest.mark.parametrize("who", [0, 2], ids=["env", "inference"])
-def test_inference_is_replaced_with_the_environments_that_it_serves(who):
-    plan = shoal.plan(graph_of("chase"), impala(2, 1, inference=2), ONE)
+@pytest.mark.parametrize(
+    ("cluster", "who"), [(ONE, 2), (hosts(2), 0)], ids=["inference", "env, on two hosts"]
+)
+def test_inference_is_replaced_with_the_environments_that_it_serves(cluster, who):
+    plan = shoal.plan(graph_of("chase"), impala(2, 1, inference=2), cluster)
     loss = check_replaced(plan, Seen(kill_at=20, who=who), start_of("chase"))
     assert loss.worker == ("env[0]", "inference[0]")[who // 2]
-    assert loss.lost in (0, 1)
+    assert loss.lost <= 2  # who goes in step with it may have begun another turn before it ended
 
 
 @pytest.mark.slow
@@ -144,10 +146,11 @@ def learn(params, worlds, minds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_lost_again_and_again_those_in_step_stay_so(seed):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("cluster", [ONE, hosts(3)], ids=["one host", "three"])
+def test_whoever_is_lost_again_and_again_those_in_step_stay_so(cluster, seed):
     graph = shoal.trace(Paces(), None, envs=ENVS)
-    plan = shoal.plan(graph, impala(4, 1, 5, inference=2), ONE)
+    plan = shoal.plan(graph, impala(4, 1, 5, inference=2), cluster)
     draw, told, apart, kept, ticks, late, learner = random.Random(seed), *([] for _ in range(6))
 
     def see(tick, metrics):
@@ -172,26 +175,6 @@ def test_whoever_is_lost_again_and_again_those_in_step_stay_so(seed):
     assert max(late) <= 5
     assert len(kept) > 10
     assert all(kept)
-
-
-@pytest.mark.slow
-def test_spread_over_hosts_all_go_back_and_those_in_step_stay_so():
-    graph = shoal.trace(Paces(), None, envs=ENVS)
-    plan = shoal.plan(graph, impala(4, 1, 5, inference=2), hosts(3))
-    ticks, apart, back = [], [], []
-
-    def see(tick, metrics):
-        ticks.append(tick)
-        apart.append(int(metrics["apart"]))
-        if tick == 100 and not back:
-            os.kill(int(children()[4]), signal.SIGKILL)
-
-    care = Care(1, tell=lambda error, tick: back.append((tick, len(ticks))))
-    care.run(plan, "processes", ticks=300, watch=see)
-    assert ticks == list(range(300))
-    assert max(apart) == 0
-    ((start, shown),) = back
-    assert shown - 16 <= start <= shown
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def end_of(sent, index):
 
 def check_greeting(dice):
     nonce, mine = dice.randbytes(NONCE), dice.randbytes(NONCE)
-    claim = bytearray(greeting.claim(KNOWN, (1, 0), greeting.hello(nonce), mine))
+    claim = bytearray(greeting.claim(KNOWN, (1, 0, 0), greeting.hello(nonce), mine))
     who = greeting.welcome(KNOWN, 0, nonce, bytes(claim)).who
     assert who == 1
     spoil(claim, dice)
@@ -123,7 +123,7 @@ def check_greeting(dice):
             continue
         # What isn't looked at may differ; what was proved may not.
         assert found == 1
-        assert said[-96:] == greeting.claim(KNOWN, (1, 0), greeting.hello(nonce), mine)[-96:]
+        assert said[-96:] == greeting.claim(KNOWN, (1, 0, 0), greeting.hello(nonce), mine)[-96:]
 
 
 def check_table(dice):

@@ -1,9 +1,11 @@
 """Of an end that is gone, what is whole is used once, and nobody waits for the rest."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.planning.policy import Queue
+from shoal.planning.policy import Queue, Serve
 from shoal.runtime.channels import Bundle, Turnstile, take_back
 from shoal.runtime.fire import Counts, Gate, Ledger
 from shoal.runtime.gates import Sheet
@@ -58,6 +60,36 @@ def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(momen
         for turn, _ in ledger.under_way()
         if turn[0] == dead and turn not in _left(used, whole, taken, dead)
     ]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.data(), st.integers(0, ENDS - 1))
+def test_of_ends_in_step_a_turn_is_whole_when_all_have_given_their_part(data, dead):
+    """Fragments `env` and `inference` go in step, and each gives a part of every turn."""
+    counts = st.lists(st.integers(0, 4), min_size=ENDS, max_size=ENDS)
+    puts = {f: data.draw(counts) for f in ("env", "inference")}
+    whole = [min(parts) for parts in zip(*puts.values(), strict=True)]
+    begun = [w + data.draw(st.integers(max(p) - w, 5 - w)) for w, p in
+             zip(whole, zip(*puts.values(), strict=True), strict=True)]  # fmt: skip
+    ledger = Ledger(list(begun), [0] * ENDS, [0] * ENDS, [0] * ENDS * DEPTH, DEPTH)
+    every, one = tuple(range(ENDS)), tuple((end,) for end in range(ENDS))
+    first = Gate("0", "env", "learner", (every,), Queue(8, 1), 8, bound=9)
+    bundle = Bundle(first)
+    made = {
+        f: Turnstile(Sheet(replace(first, writer=f), (), ENDS, ENDS),
+                     Counts(list(puts[f]), [0] * ENDS, ledger), bundle)
+        for f in puts
+    }  # fmt: skip
+    serve = Gate("1", "env", "inference", one, Serve(), 2)
+    asked = Turnstile(Sheet(serve, (), ENDS, ENDS), Counts([7] * ENDS, [6] * ENDS))
+    lost = take_back([*made.values(), asked], set(puts), dead)
+    assert lost == begun[dead] - whole[dead]
+    for fragment, stile in made.items():
+        kept = [whole[e] if e == dead else n for e, n in enumerate(puts[fragment])]
+        assert stile.counts.puts == kept
+    # Between them, both begin with nothing on its way; others are as they were.
+    assert asked.counts.puts == [0 if e == dead else 7 for e in range(ENDS)]
+    assert asked.counts.takes == [0 if e == dead else 6 for e in range(ENDS)]
 
 
 def _left(used, whole, taken, dead):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from shoal.planning.policy import Latest, takes_some
+from shoal.planning.policy import Latest, Lockstep, Serve, takes_some
 from shoal.runtime.fire import Counts, Gate, Turn, choose, may_put, may_take
 from shoal.runtime.gates import Sheet
 
@@ -246,7 +246,8 @@ def take_back(channels: Iterable[Turnstile], fragments: Collection[str], end: in
     """
     gates = [(stile.sheet.gate, stile.counts) for stile in channels]
     for gate, counts in gates:
-        if gate.writer in fragments and gate.reader in fragments:
+        within = {gate.writer, gate.reader} <= set(fragments)
+        if within and isinstance(gate.flow, Lockstep | Serve):
             counts.puts[end] = counts.takes[end] = 0
     own = [c for gate, c in gates if gate.writer in fragments and takes_some(gate.flow)]
     if not own:

@@ -63,7 +63,8 @@ def main() -> None:
     hall = _Hall(orders, memory, board, first["again"])
     try:
         if orders.lines is not None:
-            hall.join(orders.lines, socket.socket(fileno=listener[0]) if listener else None)
+            door = socket.socket(fileno=listener[0]) if listener else None
+            hall.join(_anew(orders.lines, first["again"]), door)
         teams = hall.teams()
         threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
         for thread in threads:
@@ -83,6 +84,13 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
+
+
+def _anew(lines: Lines, again: dict[str, Any] | None) -> Lines:
+    """The channels between hosts, for one that may take the place of another."""
+    if again is None:
+        return lines
+    return lines.anew(again["life"], {number: (at[0], at[1]) for number, at in again["party"]})
 
 
 def _live_with(driver: int) -> Callable[[], None]:

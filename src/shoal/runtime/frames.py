@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-MAGIC, VERSION = b"SHOL", 2
+MAGIC, VERSION = b"SHOL", 3
 HEAD = Struct("<4sBBHHHQqQ")  # magic, version, kind, channel, end, nothing, number, stamp, length
 # A message; how many were taken; how many were put; may I begin; you have begun; I have ended.
 DATA, TAKEN, COUNT, ASK, GRANT, BYE = range(1, 7)

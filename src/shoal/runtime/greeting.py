@@ -16,10 +16,11 @@ from shoal.runtime.frames import MAGIC, VERSION
 NONCE = 32
 TOKEN = 32  # bytes of a run's token
 HELLO = Struct("<4sB3x32s")  # magic, version, nonce
-CLAIM = Struct("<4sBBHH2x32s32s32s")  # magic, version, kind, who, whom, layout, nonce, proof
+CLAIM = Struct("<4sBBHHI32s32s32s")  # magic, version, kind, who, whom, life, layout, nonce, proof
 CLAIMS = (b"claim", b"again", b"resume")  # what is claimed, by kind
 FIRST, AGAIN, RESUME = range(3)
 WELCOME = Struct("<32s")
+Ends = tuple[int, int, int]  # who connects, whom it wants, and which holder of its place it is
 
 
 class NotAdmitted(Exception):
@@ -46,8 +47,8 @@ def hello(nonce: bytes) -> bytes:
     return HELLO.pack(MAGIC, VERSION, nonce)
 
 
-def claim(known: Pass, ends: tuple[int, int], said: bytes, nonce: bytes, kind: int = 0) -> bytes:
-    """The answer of who connects; `ends` are who it is and whom it wants.
+def claim(known: Pass, ends: Ends, said: bytes, nonce: bytes, kind: int = 0) -> bytes:
+    """The answer of who connects; `ends` are who it is, whom it wants, and its life.
 
     Of kind `AGAIN` it takes the place of one that was connected before, of kind `RESUME` it is
     that one, whose connection broke.
@@ -62,25 +63,26 @@ class Guest(NamedTuple):
 
     who: int
     kind: int
+    life: int  # which of those that have held its place it is
     answer: bytes
 
 
 def welcome(known: Pass, me: int, nonce: bytes, said: bytes) -> Guest:
     """Who connects, if it may; `nonce` is that of the listener's hello."""
-    _, _, kind, who, whom, layout, theirs, proof = _opened(said, CLAIM)
+    _, _, kind, who, whom, life, layout, theirs, proof = _opened(said, CLAIM)
     what = CLAIMS[kind] if kind < len(CLAIMS) else b""
-    right = _proof(known, what, (who, whom), nonce + theirs)
+    right = _proof(known, what, (who, whom, life), nonce + theirs)
     if not (what and hmac.compare_digest(proof, right)):
         raise NotAdmitted("a stranger: it doesn't know the run's token")
     if whom != me:
         raise NotAdmitted(f"worker {who} looks for worker {whom}, and this is {me}")
     if layout != known.layout:
         raise NotAdmitted(f"worker {who} has another plan's channels")
-    answer = WELCOME.pack(_proof(known, b"welcome", (who, whom), theirs + nonce))
-    return Guest(who, kind, answer)
+    answer = WELCOME.pack(_proof(known, b"welcome", (who, whom, life), theirs + nonce))
+    return Guest(who, kind, life, answer)
 
 
-def check_welcome(known: Pass, ends: tuple[int, int], nonces: bytes, said: bytes) -> None:
+def check_welcome(known: Pass, ends: Ends, nonces: bytes, said: bytes) -> None:
     """Raise unless the listener knows the token too; `nonces` are one's own and the listener's."""
     if not hmac.compare_digest(said, _proof(known, b"welcome", ends, nonces)):
         raise NotAdmitted("who listens there doesn't know the run's token")
@@ -91,8 +93,8 @@ def nonce_of(said: bytes) -> bytes:
     return _opened(said, HELLO)[2]
 
 
-def _proof(known: Pass, what: bytes, ends: tuple[int, int], nonces: bytes) -> bytes:
-    text = what + b"%d,%d;" % ends + nonces
+def _proof(known: Pass, what: bytes, ends: Ends, nonces: bytes) -> bytes:
+    text = what + b"%d,%d,%d;" % ends + nonces
     return hmac.digest(known.token, text, "sha256")
 
 

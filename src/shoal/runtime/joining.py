@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from shoal.planning.policy import takes_some
 from shoal.runtime.channels import Bell, take_back
 from shoal.runtime.frames import DATA, Frame, Key, Terms
 from shoal.runtime.lines import Lines
@@ -22,8 +22,8 @@ Lose = Callable[[int, int], None]
 class _Ears:
     """Hands what comes to the channel it is for, and lets others come and go."""
 
-    def __init__(self, channels: Sequence[TcpChannel], lose: Lose) -> None:
-        self._channels, self._lose = channels, lose
+    def __init__(self, channels: Sequence[TcpChannel], lines: Lines, lose: Lose) -> None:
+        self._channels, self._lines, self._lose = channels, lines, lose
 
     def room(self, frame: Frame) -> list[Any]:
         """Buffers for a frame's body."""
@@ -34,14 +34,19 @@ class _Ears:
         self._channels[frame.channel].arrived(frame)
 
     def gone(self, other: int) -> None:
-        """A worker that can be done without is gone: take back what it had under way."""
+        """A worker that can be done without is gone: take back what it had under way.
+
+        What those had under way that begin anew with it is of no use without.
+        """
         for channel in self._channels:
             channel.forget(other)
-        gates = [(c.turnstile.sheet.gate, c.view) for c in self._channels]
-        queues = [(gate, view) for gate, view in gates if takes_some(gate.flow)]
-        ends = {(g.writer, w) for g, v in queues for w, at in enumerate(v.writers) if at == other}
+        party, ends = self._lines.party(other), defaultdict[int, set[str]](set)
+        for fragment, at in self._lines.ends.items():
+            for end, worker in enumerate(at):
+                if worker in party:
+                    ends[end].add(fragment)
         stiles = [channel.turnstile for channel in self._channels]
-        self._lose(other, sum(take_back(stiles, {f}, end) for f, end in ends))
+        self._lose(other, sum(take_back(stiles, found, end) for end, found in ends.items()))
 
     def again(self, other: int, let_in: Callable[[bytes], None]) -> dict[Key, int]:
         """Let another take the place of one that is gone; what is due from it."""
@@ -64,15 +69,16 @@ def join_lines(
 ) -> tuple[Links, dict[str, TcpChannel]]:
     """Connect worker `me` with the others, and open its channels: all that a worker has to do.
 
-    Others reach it at `listener`, whose address `lines` has; without one it takes the place of a
-    worker that is gone, and reaches them. `board` has what raises if all is to stop, and what hears
-    of turns that were lost with another worker. `bells` are those of every end, by fragment; of
-    ends elsewhere they are silent.
+    Others reach it at `listener`, whose address `lines` has. Who takes the place of a worker that
+    is gone reaches them, and only those reach it that begin anew with it. `board` has what raises
+    if all is to stop, and what hears of turns that were lost with another worker. `bells` are those
+    of every end, by fragment; of ends elsewhere they are silent.
     """
     check, lose = board
     links = Links(me, lines.names, lines.known, check)
-    links.told_by, links.loose, links.rejoin = lines.told(me), lines.loose, lines.rejoin
-    if listener is not None:
+    links.told_by, links.parties, links.rejoin = lines.told(me), lines.parties, lines.rejoin
+    links.life = lines.life
+    if listener is not None and not lines.life:
         links.expect(lines.others(me) & lines.absent)
     links.join(listener, lines.others(me) - links.links.keys(), lines.addresses)
 
@@ -109,7 +115,7 @@ def open_lines(
             channel.adopt(other, words)
     terms = {other: _terms(every, other) for other in links.links}
     due = {o: {k: n for c in every for k, n in c.due(o)} for o in links.told}
-    links.read(terms, _Ears(every, lose), wake, due)
+    links.read(terms, _Ears(every, lines, lose), wake, due)
     return dict(zip(rings, every, strict=True))
 
 

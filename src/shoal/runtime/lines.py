@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.planning.policy import Latest
 from shoal.runtime.gates import Sheet
 from shoal.runtime.greeting import Pass, digest
 from shoal.runtime.links import REJOIN, Address
+from shoal.runtime.parties import party_of
 from shoal.runtime.shm import Rings
 
 
@@ -22,9 +23,10 @@ class Lines:
     names: tuple[str, ...]  # of workers, as errors say them
     addresses: tuple[Address, ...]
     token: bytes
-    loose: frozenset[int] = frozenset()  # workers whose place others may take
+    parties: tuple[frozenset[int], ...] = ()  # workers whose place others may take, together
     absent: frozenset[int] = frozenset()  # those of them that aren't there at first
     rejoin: float = REJOIN  # seconds in which a broken connection has to be made again
+    life: int = 0  # which of those that have held this worker's place it is
 
     def __repr__(self) -> str:
         return f"Lines({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
@@ -46,12 +48,21 @@ class Lines:
         pairs = {pair for view in self.views() for pair in view.pairs()}
         return frozenset(b if a == me else a for a, b in pairs if me in (a, b))
 
+    def party(self, worker: int) -> frozenset[int]:
+        """The workers that begin anew with one, itself too."""
+        return party_of(self.parties, worker)
+
+    def anew(self, life: int, addresses: Mapping[int, Address]) -> Lines:
+        """The same for one that takes another's place; those who do so with it are elsewhere."""
+        at = tuple(addresses.get(worker, known) for worker, known in enumerate(self.addresses))
+        return replace(self, life=life, addresses=at)
+
     def told(self, me: int) -> dict[int, int]:
         """For each worker that one of the two may join late, how many words it is told then."""
-        sizes = {}
-        for other in self.others(me):
-            keeper, joiner = (other, me) if me in self.loose else (me, other)
-            if joiner in self.loose:
+        sizes, loose = {}, frozenset().union(*self.parties)
+        for other in self.others(me) - self.party(me):
+            keeper, joiner = (other, me) if me in loose else (me, other)
+            if joiner in loose:
                 sizes[other] = sum(len(view.told(keeper, joiner)) for view in self.views())
         return sizes
 

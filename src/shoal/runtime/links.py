@@ -22,6 +22,7 @@ from shoal.runtime.greeting import Guest, NotAdmitted, Pass
 from shoal.runtime.inbox import Ears, Inbox
 from shoal.runtime.link import GRACE, GREETING, Link, broken_ones
 from shoal.runtime.logs import Say, to_stderr
+from shoal.runtime.parties import party_of
 from shoal.runtime.porter import LineBell, Porter, Wakes
 from shoal.runtime.rejoining import Table
 from shoal.runtime.sockets import why_of, within
@@ -51,15 +52,16 @@ class Links:
         self._addresses: dict[int, Address] = {}  # of those that this worker connects to
         self._news = threading.Condition()
         self._pending = threading.BoundedSemaphore(PENDING)
-        self._refused = 0
-        self._closed = False
+        self._refused, self._closed = 0, False
         self._listener: socket.socket | None = None
         self._porter: Porter | None = None
         self._terms: Mapping[int, Terms] = {}
         self._ears: Ears | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.rejoin = REJOIN
-        self.loose: frozenset[int] = frozenset()  # workers whose place others may take
+        self.parties: tuple[frozenset[int], ...] = ()  # whose place others may take, together
+        self.rejoin, self.life = REJOIN, 0  # which holder of its place this worker is
+        self._lives: dict[int, int] = {}  # which others are
+        self._first: frozenset[int] = frozenset()  # those that are as new as this worker
         self.told_by: dict[int, int] = {}  # where one may join late, words that it is told
         self.told: dict[int, bytes] = {}  # what this worker was told, where it has joined late
 
@@ -78,11 +80,13 @@ class Links:
     ) -> None:
         """Connect with all these workers: to those before this one, from those after it.
 
-        Who has no listener joins late, and connects to all.
+        Who joins late connects to all but those that do so with it.
         """
         others = frozenset(others)
         self._listener = listener
-        after = {other for other in others if other > self.me and listener is not None}
+        as_new = others & party_of(self.parties, self.me)
+        self._first = as_new if self.life or listener is None else others
+        after = {other for other in self._first if other > self.me}
         if listener is not None and (after or self.told_by):
             threading.Thread(target=self._admit, args=(listener, after), daemon=True).start()
         for other in sorted(others - after):
@@ -102,6 +106,10 @@ class Links:
             with self._news:
                 self._news.wait(0.05)
 
+    def _is_loose(self, other: int) -> bool:
+        """Whether another may take a worker's place while this one stays."""
+        return any(other in party and self.me not in party for party in self.parties)
+
     def expect(self, others: Iterable[int]) -> None:
         """These workers may come later; until then, what they are sent is dropped."""
         for other in others:
@@ -112,7 +120,7 @@ class Links:
             if other in self.links:  # nothing was read from it yet
                 self.links[other].renew(sock)
             else:
-                loose = other in self.loose
+                loose = self._is_loose(other)
                 self.links[other] = Link(self.names[other], sock, self._check, loose=loose)
             self._news.notify_all()
 
@@ -278,13 +286,14 @@ class Links:
     def _let_in(self, guest: Guest, sock: socket.socket, others: set[int]) -> None:
         """Let one in that may come as it says."""
         who, link = guest.who, self.links.get(guest.who)
-        if guest.kind == greeting.AGAIN and who in self.loose:
+        is_same = guest.life == self._lives.get(who, self.life if who in self._first else 0)
+        if guest.kind == greeting.AGAIN and self._is_loose(who):
             self._replace(guest, sock)
-        elif guest.kind == greeting.RESUME and link is not None:
+        elif guest.kind == greeting.RESUME and link is not None and is_same:
             sock.sendall(guest.answer)
             link.come_back(sock)
             self._resume(link, sock)
-        elif guest.kind == greeting.FIRST and who in others and link is None:
+        elif guest.kind == greeting.FIRST and who in others and link is None and is_same:
             sock.sendall(guest.answer)
             self._stand(who, sock)
         else:
@@ -294,17 +303,14 @@ class Links:
         """Let one in that takes the place of another, and tell it how far that one had come."""
         other = guest.who
         with self._news:
+            self._begin_life(other, guest.life)
             porter, ears = self._porter, self._ears
             if porter is None or ears is None:  # nobody has come anywhere yet
                 sock.sendall(guest.answer + bytes(8 * self.told_by[other]))
                 self._stand(other, sock)
                 return
-            link = self.links[other]
-            self._addresses.pop(other, None)  # it has no door
-            with link.mending:
-                porter.drop(link)
-                link.fall("another takes its place", LOOSE)
-                self._give_up(other)
+            with (link := self.links[other]).mending:
+                self._part(other)
 
                 def let_in(words: bytes) -> None:
                     sock.sendall(guest.answer + words)
@@ -313,6 +319,27 @@ class Links:
                 due = ears.again(other, let_in)
                 link.inbox = Inbox(self._terms[other], ears, due)
                 porter.add(link)
+
+    def _begin_life(self, other: int, life: int) -> None:
+        """Another takes a place: those that were there with the one before are gone too."""
+        if life < self._lives.get(other, 0):
+            raise NotAdmitted(f"another has taken the place of worker {other} since")
+        self._lives[other] = life
+        for one in party_of(self.parties, other) & self.links.keys() - {other}:
+            if self._lives.get(one, 0) < life and not self.links[one].away:
+                with self.links[one].mending:
+                    self._part(one)
+
+    def _part(self, other: int) -> None:
+        """Give up a worker in whose place another comes, though it may be thought to be there."""
+        link = self.links[other]
+        self._addresses.pop(other, None)  # its door is gone
+        if self._porter is not None:
+            self._porter.drop(link)
+        link.fall("another takes its place", LOOSE)
+        if self._ears is not None:
+            self._give_up(other)
+        link.away = True
 
     # Who connects.
 
@@ -324,7 +351,7 @@ class Links:
             if other in self.links:
                 raise _HasCome
 
-        kind = greeting.AGAIN if self._listener is None else greeting.FIRST
+        kind = greeting.FIRST if other in self._first else greeting.AGAIN
         try:
             return self._connect(other, PATIENCE, kind, check)
         except _HasCome:
@@ -353,7 +380,7 @@ class Links:
         )
 
     def _introduce(self, other: int, sock: socket.socket, kind: int) -> socket.socket:
-        ends, mine = (self.me, other), os.urandom(greeting.NONCE)
+        ends, mine = (self.me, other, self.life), os.urandom(greeting.NONCE)
         said = within(sock, greeting.HELLO.size, GREETING)
         sock.sendall(greeting.claim(self._known, ends, said, mine, kind))
         nonces = mine + greeting.nonce_of(said)

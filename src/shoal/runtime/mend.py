@@ -20,13 +20,15 @@ import numpy as np
 
 from shoal.errors import LostError
 from shoal.planning.plan import Plan
+from shoal.planning.program import Channel
 from shoal.runtime.board import Board
 from shoal.runtime.crew import raw
+from shoal.runtime.fire import Replica
 from shoal.runtime.logs import Say
 from shoal.runtime.orders import Hire, Seat
-from shoal.runtime.parties import groups, parties
+from shoal.runtime.parties import groups, newest_together, parties
 from shoal.runtime.shm import Rings
-from shoal.runtime.site import Left, Shares
+from shoal.runtime.site import Joins, Left, Shares
 from shoal.runtime.snapshot import Snapshot
 
 WINDOW = 300.0  # seconds
@@ -71,6 +73,7 @@ class _Gap:
     loss: Loss | None  # none if nobody was there
     since: float
     left: Left
+    life: int
     fresh: Future[Shares] | None = None
     filled: bool = False
     until: float = 0.0  # when to tell of it, if nobody is to take the place
@@ -97,17 +100,22 @@ class Mender:
     _pool: ThreadPoolExecutor | None = None
 
     def can(self, number: int) -> bool:
-        """Whether a worker is one that can be replaced; who it is connected with stays.
+        """Whether a worker is one that can be replaced, with those that begin anew with it.
 
-        Workers that begin anew together do so on one host.
+        Who else it is connected with stays.
         """
-        party, free = self._parties[number], self.plan.replaceable
-        fragments = {f for n in party for f, _ in self.seats[n]}
-        own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
-        far = [c for c in own if c.name not in self.rings.rings]
-        if len(party) > 1 and far:
-            return False
+        fragments = self._fragments(self._parties[number])
+        free, step = self.plan.replaceable, self.plan.in_step
+        far = [c for c in self._far(fragments) if step(c.writer) != step(c.reader)]
         return fragments <= free and not any({c.writer, c.reader} <= free for c in far)
+
+    def _fragments(self, party: Party) -> set[str]:
+        return {f for n in party for f, _ in self.seats[n]}
+
+    def _far(self, fragments: set[str]) -> list[Channel]:
+        """Channels between hosts that fragments have."""
+        own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
+        return [c for c in own if c.name not in self.rings.rings]
 
     @cached_property
     def _parties(self) -> tuple[Party, ...]:
@@ -123,11 +131,12 @@ class Mender:
         gap = self._gaps.get(self._parties[number])
         return gap is not None and not gap.filled
 
-    def loose(self) -> frozenset[int]:
-        """The workers that are to be replaced when they are lost."""
+    def loose(self) -> tuple[frozenset[int], ...]:
+        """The workers that are to be replaced when they are lost, together where they must be."""
         elastic = {f.name for f in self.plan.distribution.elastic}
         every = [n for n in range(len(self.seats)) if self.can(n)]
-        return frozenset(n for n in every if self.how.restarts or self.seats[n][0][0] in elastic)
+        found = [n for n in every if self.how.restarts or self.seats[n][0][0] in elastic]
+        return tuple(dict.fromkeys(frozenset(self._parties[n]) for n in found))
 
     def takes_on(self, number: int, told: dict[str, Any], left: Left | None = None) -> bool:
         """Whether a worker that failed is replaced; if it fails again and again, it isn't.
@@ -157,13 +166,24 @@ class Mender:
         return True
 
     def clear_up(self, number: int, note: str = "") -> Left:
-        """Take back what a worker had under way, and those that begin anew with it."""
+        """Take back what a worker had under way, and those that begin anew with it.
+
+        One of them is gone, and the others end; what they leave is the newest of one tick.
+        """
         party = self._parties[number]
         seats = [seat for n in party for seat in self.seats[n]]
         held = {(f, end) for f, w in seats for end in self.plan.ends_of(f, w)}
         together = [group for group in groups(self.plan) if held.issuperset(group)]
-        hires = [self.hires[n] for n in party]
-        return self.at(number, "clear_up", hires, together, self.rings, note)
+        kept: dict[int, dict[Replica, int]] = {}
+        for n in party:
+            for bank, ticks in self.at(n, "end", self.hires[n], note).items():
+                kept[bank] = kept.get(bank, {}) | ticks
+        for n in party:
+            self.at(n, "clear_up", self.hires[n], together, self.rings)
+        newest = newest_together(kept, together)
+        every = [self.at(n, "left", self.hires[n], newest) for n in party]
+        ticks = {end: tick for left in every for end, tick in left.ticks.items()}
+        return Left(ticks, {of: x for left in every for of, x in left.shares.items()})
 
     def fill(self, number: int) -> None:
         """Let a worker come to a place that is empty."""
@@ -175,11 +195,11 @@ class Mender:
             self._open(party, self.clear_up(number))
 
     def _open(self, party: Party, left: Left) -> None:
-        gap = self._gaps[party] = _Gap(None, time.monotonic(), left)
         self._opened += 1
+        gap = self._gaps[party] = _Gap(None, time.monotonic(), left, self._opened)
         if any(stage.host for stage in self.plan.graph.stages):
             self._pool = self._pool or ThreadPoolExecutor(1)
-            gap.fresh = self._pool.submit(self._anew, gap, self._opened)
+            gap.fresh = self._pool.submit(self._anew, gap)
 
     def give_up(self, number: int) -> None:
         """Leave a place empty; what was lost with who was there may be known only later."""
@@ -209,21 +229,31 @@ class Mender:
         """Fill what gaps can be filled, and tell of those who are back at work."""
         for party, gap in list(self._gaps.items()):
             if not gap.filled and (gap.fresh is None or gap.fresh.done()):
-                shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
-                for number in party:
-                    self.at(number, "replace", self.hires[number], shares, gap.left.ticks)
-                    shares = {}  # they lie where all begin from
-                gap.filled = True
+                self._start_anew(party, gap)
             gap.back |= set(back).intersection(party)
             if gap.until and time.monotonic() >= gap.until:
                 self._settle(party)
             if gap.back.issuperset(party):
                 self._settle(party, time.monotonic() - gap.since)
 
-    def _anew(self, gap: _Gap, count: int) -> Shares:
+    def _start_anew(self, party: Party, gap: _Gap) -> None:
+        """Let others take places, from what was left or begun anew."""
+        shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
+        fragments = self._fragments(party)
+        apart = any({c.writer, c.reader} <= fragments for c in self._far(fragments))
+        at = {n: self.at(n, "door", n) for n in party} if apart else {}
+        joins = Joins(gap.life, at)
+        for number in party:
+            held = [(f, end) for f, w in self.seats[number] for end in self.plan.ends_of(f, w)]
+            mine = {(end, name): x for (end, name), x in shares.items() if end in held}
+            ticks = {end: tick for end, tick in gap.left.ticks.items() if end in held}
+            self.at(number, "replace", self.hires[number], mine, ticks, joins)
+        gap.filled = True
+
+    def _anew(self, gap: _Gap) -> Shares:
         """What a lost worker's ends are to carry of what can't be kept; not the same each time."""
         given = {name: self._given(name) for name in self.plan.graph.inputs}
-        tick = max(gap.left.ticks.values(), default=self.start.tick) + count
+        tick = max(gap.left.ticks.values(), default=self.start.tick) + gap.life
         fresh = self.how.fresh(Snapshot(tick, given)).values
         return {
             (end, name): raw(fresh[name])[self.board.span(end, self.board.cells[name])]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from shoal.planning.plan import Plan
 from shoal.runtime.fire import Replica
-from shoal.runtime.orders import Seat
+
+if TYPE_CHECKING:
+    from shoal.runtime.orders import Seat
 
 Kept = Mapping[int, Mapping[Replica, int]]  # before which tick each end kept what each bank holds
 Group = tuple[Replica, ...]
@@ -43,6 +46,11 @@ def parties(plan: Plan, seats: Sequence[Iterable[Seat]]) -> tuple[tuple[int, ...
             party = {n for n, ends in enumerate(held) if ends & mine}
         found.append(tuple(sorted(party)))
     return tuple(found)
+
+
+def party_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
+    """The workers that begin anew with one, itself too."""
+    return next((party for party in every if worker in party), frozenset({worker}))
 
 
 def newest_together(kept: Kept, together: Iterable[Group]) -> dict[Replica, int]:

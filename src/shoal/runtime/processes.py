@@ -88,10 +88,11 @@ class Apart:
               for number, place in zip(held, _places(doors), strict=True)}  # fmt: skip
         every = range(len(self._hiring.seats))
         addresses, meetings = zip(*(at.get(n, (("", 0), "")) for n in every), strict=True)
-        loose, absent = self._mender.loose(), self._roster.absent
-        lines = make_lines(self._far, self._hiring.crowd, addresses, loose, absent)
+        parties, absent = self._mender.loose(), self._roster.absent
+        lines = make_lines(self._far, self._hiring.crowd, addresses, parties, absent)
         hires = self._hiring.orders(self._rings, self._layout, lines, meetings)
         self._mender.hires, self._ticks = hires, limit.ticks
+        loose = frozenset().union(*parties)
         self._sites.loose |= {i for i, held in enumerate(self._held) if set(held) <= loose}
         by_site = [[hires[number] for number in held] for held in self._held]
         count = len(self._held)

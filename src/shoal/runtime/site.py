@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.runtime.board import BANKS, FINAL, MANY, SNAP, START, Board, OpenBoard
+from shoal.runtime.board import FINAL, MANY, SNAP, START, Board, OpenBoard
 from shoal.runtime.channels import take_back
 from shoal.runtime.fire import Replica
 from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Hire
 from shoal.runtime.packing import Sent, total
-from shoal.runtime.parties import Group, newest_together
+from shoal.runtime.parties import Group
 from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
@@ -45,6 +45,13 @@ class Left(NamedTuple):
     shares: Shares
 
 
+class Joins(NamedTuple):
+    """How one joins that takes another's place: the how manieth, and where those are with it."""
+
+    life: int
+    party: Mapping[int, Address]
+
+
 @dataclass(frozen=True)
 class Doors:
     """For each of a site's workers: where others reach it, and where replicas may meet at it."""
@@ -60,7 +67,8 @@ class Site:
         self._layout, self._memory = board, Memory.make(size)
         self._board = OpenBoard(board, self._memory)
         self._bell = self._board.driver_bell
-        self._doors: list[socket.socket] = []
+        self._host, self._doors = LOOPBACK, list[socket.socket]()
+        self._late: dict[int, socket.socket] = {}  # doors of workers that are to come
         self._children: dict[int, Child] = {}
         self._cores: dict[int, tuple[int, ...]] = {}
         self._awaited: dict[int, dict[int, int]] = {}  # workers to be back: turns of their teams
@@ -68,6 +76,7 @@ class Site:
 
     def open(self, doors: int, workers: int, host: str = LOOPBACK) -> Doors:
         """So many doors at an address of this host, and a meeting place for each worker."""
+        self._host = host
         self._doors = [listen(host) for _ in range(doors)]
         addresses = tuple(door.getsockname()[:2] for door in self._doors)
         return Doors(addresses, tuple(f"{host}:{free_port(host)}" for _ in range(workers)))
@@ -115,49 +124,51 @@ class Site:
                 del self._awaited[number]
                 yield number
 
-    def clear_up(
-        self, hires: Sequence[Hire], together: Sequence[Group], rings: Rings, note: str
-    ) -> Left:
-        """Take back what workers had under way, so that nobody waits for it.
-
-        One of them is gone, and the others, whose ends go in step with its own, end with it.
-        """
-        for hire in hires:
-            self._end(hire.number)
-        stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
-        for group in together:
-            fragment, end = group[0]
-            lost = take_back(stiles, {f for f, _ in group}, end)
-            self._board.did_lose(hires[0].ends[fragment][end], lost)
-        for team in range(len(self._layout.teams)):
-            self._board.bell(team).ring()
-        for seat in (seat for hire in hires for seat in hire.seats):
-            self._board.note(self._layout.teams.index(seat), note)
-        return self._left(together)
-
-    def _left(self, together: Sequence[Group]) -> Left:
-        """The newest that ends kept together; what some kept later is forgotten."""
-        kept = {bank: self._board.ticks(bank) for bank in (*range(BANKS), FINAL, SNAP)}
-        newest = newest_together(kept, together)
-        ticks = {end: kept[bank][end] for end, bank in newest.items()}
-        shares = self._board.shares(newest)
-        for end in (end for group in together for end in group):
-            for bank in kept:
-                if kept[bank][end] > ticks.get(end, -1):  # others would take it for what is to come
-                    self._board.forget(bank, end)
-        for end in newest:
-            if self._board.ticks(SNAP)[end] < 0:  # who wants a snapshot needn't wait for the next
-                mine = {name: x for (of, name), x in shares.items() if of == end}
-                self._board.write(SNAP, end, ticks[end], mine)
-        return Left(ticks, shares)
-
-    def _end(self, number: int) -> None:
-        """End a worker at once, if it hasn't ended."""
-        child = self._children.get(number)
+    def end(self, hire: Hire, note: str) -> dict[int, dict[Replica, int]]:
+        """End a worker at once, if it hasn't ended; before which ticks its ends kept what."""
+        child = self._children.get(hire.number)
         if child is not None and not child.told:
             child.process.kill()
             child.process.wait()
             child.told = _heard(child)
+        for seat in hire.seats:
+            self._board.note(self._layout.teams.index(seat), note)
+        ends = self._ends(hire)
+        return {b: {end: self._board.ticks(b)[end] for end in ends} for b in range(SNAP + 1)}
+
+    def clear_up(self, hire: Hire, together: Sequence[Group], rings: Rings) -> None:
+        """Take back what these ends had under way, so that nobody on this host waits for it."""
+        stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
+        for group in together:
+            fragment, end = group[0]
+            lost = take_back(stiles, {f for f, _ in group}, end)
+            self._board.did_lose(hire.ends[fragment][end], lost)
+        for team in range(len(self._layout.teams)):
+            self._board.bell(team).ring()
+
+    def left(self, hire: Hire, newest: Mapping[Replica, int]) -> Left:
+        """What a worker's ends kept, from the bank that is named for each.
+
+        What they kept later is forgotten: others would take it for what is to come.
+        """
+        kept = {bank: self._board.ticks(bank) for bank in range(SNAP + 1)}
+        mine = [end for end in self._ends(hire) if end in newest]
+        ticks = {end: kept[newest[end]][end] for end in mine}
+        shares = self._board.shares({end: newest[end] for end in mine})
+        for end in self._ends(hire):
+            for bank in kept:
+                if kept[bank][end] > ticks.get(end, -1):
+                    self._board.forget(bank, end)
+        for end in mine:
+            if self._board.ticks(SNAP)[end] < 0:  # who wants a snapshot needn't wait for the next
+                own = {name: x for (of, name), x in shares.items() if of == end}
+                self._board.write(SNAP, end, ticks[end], own)
+        return Left(ticks, shares)
+
+    def door(self, number: int) -> Address:
+        """A door for a worker that is to come; where those reach it that come with it."""
+        self._late[number] = listen(self._host)
+        return self._late[number].getsockname()[:2]
 
     def flights(self) -> list[int]:
         """For each bank, how many turns were under way when who uses them wrote to it."""
@@ -167,7 +178,9 @@ class Site:
         """For each team, how many turns were lost with its workers, as far as is known here."""
         return self._board.losses()
 
-    def replace(self, hire: Hire, given: Shares, ticks: Mapping[Replica, int]) -> None:
+    def replace(
+        self, hire: Hire, given: Shares, ticks: Mapping[Replica, int], joins: Joins
+    ) -> None:
         """Start a worker in a place that is empty, from what its ends are to carry."""
         own = sorted(os.sched_getaffinity(0))
         cores = self._cores.setdefault(hire.number, (own[hire.number % len(own)],))
@@ -183,8 +196,12 @@ class Site:
         for team in teams:
             self._board.note(team, "")
             self._board.dismiss(team, 0)
-        again = {"ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped}
-        self._children[hire.number] = spawn(hire, cores, self._memory, None, again)
+        again = {
+            "ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped,
+            "life": joins.life, "party": list(joins.party.items()),
+        }  # fmt: skip
+        door = self._late.pop(hire.number, None)
+        self._children[hire.number] = spawn(hire, cores, self._memory, door, again)
 
     def dismiss(self, hire: Hire) -> None:
         """Let a worker that turns at its own pace end after the turn that it is in."""
@@ -272,7 +289,7 @@ class Site:
                 child.process.kill()
                 child.process.wait()
             child.told = child.told or _heard(child)
-        for door in self._doors:
+        for door in (*self._doors, *self._late.values()):
             door.close()
 
 

@@ -71,12 +71,13 @@ def make_lines(
     far: Sheets,
     crowd: Crowd,
     addresses: Sequence[Address],
-    loose: frozenset[int],
+    parties: tuple[frozenset[int], ...],
     absent: frozenset[int],
 ) -> Lines | None:
     """The channels between hosts, with a token of their own; None if there are none.
 
-    Others may take the place of loose workers; absent ones come later, if at all.
+    Others may take the place of workers, of each of these parties together; absent ones come
+    later, if at all.
     """
     if not far:
         return None
@@ -86,4 +87,4 @@ def make_lines(
     rings = Rings.plan(far, room)
     token, at = os.urandom(TOKEN), tuple(addresses)
     rejoin = float(os.environ.get("SHOAL_REJOIN", REJOIN))
-    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, loose, absent, rejoin)
+    return Lines(rings, room.size, crowd.ends, crowd.names, at, token, parties, absent, rejoin)
