@@ -1,7 +1,8 @@
 """Training on a cluster goes on whatever happens to its workers, hosts, links, disk and driver.
 
 `CHAOS_SECONDS` (600) and `CHAOS_SEED` (0) say for how long, and which faults. `CHAOS_KIND=impala`
-is a run whose actors are at their own pace, and are replaced while the others go on.
+is a run whose actors are at their own pace, and are replaced while the others go on;
+`CHAOS_KIND=served` one whose actors are served by inference, and both are replaced together.
 """
 
 import json
@@ -30,11 +31,14 @@ PAUSE = 12  # seconds between faults
 OPEN = 100  # descriptors that a driver may have open at most, however often it began again
 GRACE = 30  # seconds that a run has to stop when it is told to
 TICKS = 10**6  # more than it comes to
-WHAT = {"lockstep": ("ppo", "single-learner-coarse"), "impala": ("impala", "impala")}[KIND]
 # So slowly that it stays at what it has learnt, for however many ticks.
-LEARNING = {"lockstep": (), "impala": ("--set", "learning_rate=3e-4")}[KIND]
-TRAIN = ("train", WHAT[0], "CartPole-v1", "--distribute", WHAT[1], "--actors", "2",
-         "--ticks", str(TICKS), "--checkpoint-every", "10s", *LEARNING)  # fmt: skip
+SLOWLY = ("--distribute", "impala", "--set", "learning_rate=3e-4")
+WHAT = {
+    "lockstep": ("ppo", "CartPole-v1", "--distribute", "single-learner-coarse"),
+    "impala": ("impala", "CartPole-v1", *SLOWLY),
+    "served": ("impala", "CartPole-v1", *SLOWLY, "--inference", "2"),
+}[KIND]
+TRAIN = ("train", *WHAT, "--actors", "2", "--ticks", str(TICKS), "--checkpoint-every", "10s")
 ON_RAY = ("--backend", "ray", "--address", f"{address(0)}:6379", "--restarts", "1000")
 ENTRY = (sys.executable, "-c", "from shoal.cli.entry import entry; entry()")
 
