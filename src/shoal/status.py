@@ -56,6 +56,16 @@ class Status:
         self._wanted.unlink(missing_ok=True)
 
 
+def newest_run(folder: Path) -> Path:
+    """The run in a folder that was begun last."""
+    found = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
+    if not found:
+        raise SettingError(
+            f"there is no run in {folder}", "Name its folder, or begin one with `shoal train`."
+        )
+    return max(found, key=found.__getitem__)
+
+
 def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
     """Let a run have so many replicas of fragments; what all is wanted of it then.
 

@@ -125,6 +125,24 @@ def test_a_rate_is_told_only_of_ticks_that_took_long_enough():
     assert steps_per_second(2048, 11, 2.0) == 10240
 
 
+def test_without_a_word_it_says_what_there_is(tmp_path):
+    code, out, _ = shoal(tmp_path)
+    assert code == 0
+    assert "shoal train ppo CartPole-v1" in out
+
+
+def test_the_newest_run_is_told_of_if_none_is_named(tmp_path):
+    code, _, err = shoal(tmp_path, "status")
+    assert code == 1
+    assert "there is no run in runs" in err
+    for number, name in enumerate(("second", "first")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+        os.utime(tmp_path / "runs" / name / "run.json", (100 - number, 100 - number))
+    code, out, err = shoal(tmp_path, "status")
+    assert "second" in out + err
+
+
 def test_a_run_that_is_not_there_is_named_as_it_was_given(tmp_path):
     for command in ("status", "resume"):
         code, _, err = shoal(tmp_path, command, "runs/none")

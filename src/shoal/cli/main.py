@@ -35,7 +35,7 @@ from shoal.resuming import resume
 from shoal.runs import Trained
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
-from shoal.status import shown, want
+from shoal.status import newest_run, shown, want
 from shoal.tracing.trace import trace
 from shoal.training import (
     Job,
@@ -62,8 +62,12 @@ EXAMPLES = """examples:
 
 def main(words: list[str] | None = None) -> int:
     """Run one command; errors the user can mend are told without a traceback."""
-    options = make_parser().parse_args(words)
-    options.words = sys.argv[1:] if words is None else words
+    words, parser = sys.argv[1:] if words is None else words, make_parser()
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
+    options.words = words
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         return options.command(options)
@@ -144,7 +148,8 @@ def _add_others(commands: Any) -> None:
     there.add_argument("--debug", action="store_true", help="show full tracebacks")
     how = commands.add_parser("status", help="how a run is, and who of its workers waits for whom")
     how.set_defaults(command=_status)
-    how.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
+    told = "the folder of the run, or its name in runs/; without it, the newest there"
+    how.add_argument("run", type=Path, nargs="?", help=told)
     how.add_argument("--debug", action="store_true", help="show full tracebacks")
     size = commands.add_parser("scale", help="have more or fewer replicas in a run that goes on")
     size.set_defaults(command=_scale)
@@ -191,7 +196,9 @@ def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    """The run that is named: a folder, or a name in runs/."""
+    """The run that is named: a folder, or a name in runs/; the newest there, if none is."""
+    if options.run is None:
+        return newest_run(Path("runs"))
     beside = Path("runs") / options.run
     return beside if beside.exists() and not options.run.exists() else options.run
 
