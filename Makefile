@@ -41,7 +41,7 @@ test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be
 test-soak: .venv/.ready-dev ## Kill training runs at random moments (SOAK_ROUNDS=200 SOAK_SEED=0)
 	@$(BIN)/python -m pytest -n 2 -m soak --timeout 300 --ignore tests/soak/test_chaos.py
 
-test-chaos: .venv/.ready-dev ## Let a Ray cluster's workers, hosts, links and disk fail (CHAOS_SECONDS=600 CHAOS_SEED=0 CHAOS_KIND=lockstep)
+test-chaos: .venv/.ready-dev ## Let a Ray cluster's workers, hosts, links and disk fail (CHAOS_SECONDS=600 CHAOS_SEED=0 CHAOS_KIND=lockstep, impala or served)
 	@$(BIN)/python -m pytest -s -m soak tests/soak/test_chaos.py
 
 test-fuzz: .venv/.ready-dev ## Send a million spoilt streams of frames (FUZZ_CASES=1000000 FUZZ_SEED=0)
