@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +41,10 @@ POLICIES = {
     "sebulba(1,2)": shoal.sebulba(1, 2, lag=0),
 }
 ON_HOST = ["fine(2)", "fine, served", "environments(2)", "decoupled, served"]
+XDIST = (
+    "PYTEST_XDIST_WORKER",
+    "PYTEST_XDIST_TESTRUNUID",
+)  # which of several processes of tests this is
 
 
 def children():
@@ -50,8 +55,16 @@ def children():
     mine = [line.split(None, 2) for line in found[1:]]
     return [
         pid for pid, parent, args in mine
-        if "shoal.runtime.child" in args and parent in (str(os.getpid()), "1")
+        if "shoal.runtime.child" in args and parent in (str(os.getpid()), "1") and _is_ours(pid)
     ]  # fmt: skip
+
+
+def _is_ours(pid):
+    """Whether a process was begun by tests of this process, and not of others beside it."""
+    marks = [f"{name}={os.environ[name]}".encode() for name in XDIST if name in os.environ]
+    with suppress(OSError):
+        return set(marks) <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return False
 
 
 def held(kind):
