@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 import shoal
@@ -12,6 +13,7 @@ from laws.cases import CHASE, CONTINUOUS, PPO, graph_of, start_of
 from laws.random_loops import loops
 from shoal.graph.ir import leaves, nested_stages
 from shoal.runtime.verify import as_numbers
+from shoal.tracing.jaxprs import Reader
 
 
 class Oddities:
@@ -61,6 +63,14 @@ def check(graph, state):
     assert shown.keys() == metrics.keys()
     for metric, want in metrics.items():
         np.testing.assert_array_equal(as_numbers(shown[metric]), as_numbers(want))
+
+
+@given(st.lists(st.sampled_from(["x", "x#2", "x#3", "x#2#2"]), max_size=12))
+def test_no_two_values_or_nodes_share_a_name_whatever_they_are_named_after(bases):
+    reader, aval = Reader(), jax.core.ShapedArray((), jnp.float32)
+    values, nodes = [reader.value(b, aval) for b in bases], [reader.name(b) for b in bases]
+    assert len(set(values)) == len(set(nodes)) == len(bases)
+    assert set(reader.values) == set(values)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -143,13 +143,11 @@ class Reader:
 
     def name(self, base: str) -> str:
         """A name that no other node has."""
-        self._nodes[base] += 1
-        return base if self._nodes[base] == 1 else f"{base}#{self._nodes[base]}"
+        return _unlike(base, self._nodes)
 
     def value(self, base: str, aval: Any) -> str:
         """A new value's name."""
-        self._values[base] += 1
-        name = base if self._values[base] == 1 else f"{base}#{self._values[base]}"
+        name = _unlike(base, self._values)
         self.values[name] = value_of(name, aval)
         return name
 
@@ -319,6 +317,12 @@ class Reader:
             *before,
             Loop(name, length, reverse, body, carries, slices, stacks, place_of(equation), code),
         ]
+
+
+def _unlike(base: str, given: Counter[str]) -> str:
+    """A name like `base` that was not given before, however that one came by it."""
+    given[base] += 1
+    return base if given[base] == 1 else _unlike(f"{base}#{given[base]}", given)
 
 
 def output_labels(equation: Any) -> list[str]:
