@@ -201,3 +201,52 @@ def test_nothing_but_a_proof_is_let_in(data):
 
 def test_a_token_is_never_printed():
     assert KNOWN.token.decode() not in repr(KNOWN)
+
+
+class Listed(Ears):
+    """Notes who is gone, and tells who comes in the place of one nothing."""
+
+    def __init__(self):
+        self.lost = []
+
+    def gone(self, other):
+        self.lost.append(other)
+
+    def again(self, other, let_in):
+        let_in(b"")
+        return {}
+
+
+def takes_place(address, me, life):
+    """A worker that takes the place of another; those of its party are yet to come."""
+    theirs = Links(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN)
+    theirs.parties, theirs.life = (frozenset({1, 2}),), life
+    theirs.join(None, [0], [address] * 3)
+    return theirs
+
+
+def test_who_takes_a_place_sends_away_those_who_were_there_before_and_they_stay_away(monkeypatch):
+    said, listener = [], listen()
+    mine = Links(0, ("learner[0]", "env[0]", "inference[0]"), KNOWN, say=said.append)
+    mine.parties, mine.told_by = (frozenset({1, 2}),), {1: 0, 2: 0}
+    address = listener.getsockname()
+    waiting = threading.Thread(target=mine.join, args=(listener, [1, 2], [address] * 3))
+    waiting.start()
+    first = [comes_in(address, me=1), comes_in(address, me=2)]
+    waiting.join(HANG)
+    ears = Listed()
+    mine.read({1: Terms.of({}), 2: Terms.of({})}, ears, lambda: None)
+    again = [takes_place(address, 2, life=5)]
+    until(lambda: 2 in ears.lost and not mine.links[2].away)
+    assert sorted(ears.lost) == [1, 2], "both begin anew, though only one has come"
+    assert mine.links[1].away
+    again.append(takes_place(address, 1, life=5))
+    until(lambda: not mine.links[1].away)
+    assert sorted(ears.lost) == [1, 2], "who has come anew stays"
+    monkeypatch.setattr(links, "PATIENCE", 0.5)
+    with pytest.raises(RunError, match="can't be reached"):
+        takes_place(address, 1, life=4)
+    assert "another has taken the place of worker 1 since" in said[0]
+    assert not mine.links[1].away
+    for one in (*first, *again, mine):
+        one.close()
