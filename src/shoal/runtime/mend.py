@@ -23,10 +23,9 @@ from shoal.planning.plan import Plan
 from shoal.planning.program import Channel
 from shoal.runtime.board import Board
 from shoal.runtime.crew import raw
-from shoal.runtime.fire import Replica
 from shoal.runtime.logs import Say
 from shoal.runtime.orders import Hire, Seat
-from shoal.runtime.parties import groups, newest_together, parties
+from shoal.runtime.parties import Kept, groups, newest_together, parties
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Joins, Left, Shares
 from shoal.runtime.snapshot import Snapshot
@@ -174,7 +173,7 @@ class Mender:
         seats = [seat for n in party for seat in self.seats[n]]
         held = {(f, end) for f, w in seats for end in self.plan.ends_of(f, w)}
         together = [group for group in groups(self.plan) if held.issuperset(group)]
-        kept: dict[int, dict[Replica, int]] = {}
+        kept: Kept = {}
         for n in party:
             for bank, ticks in self.at(n, "end", self.hires[n], note).items():
                 kept[bank] = kept.get(bank, {}) | ticks

@@ -6,7 +6,7 @@ done that it goes in step with, before the same tick.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from shoal.runtime.fire import Replica
 if TYPE_CHECKING:
     from shoal.runtime.orders import Seat
 
-Kept = Mapping[int, Mapping[Replica, int]]  # before which tick each end kept what each bank holds
+Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
 Group = tuple[Replica, ...]
 
 
@@ -33,19 +33,17 @@ def groups(plan: Plan) -> tuple[Group, ...]:
 
 def parties(plan: Plan, seats: Sequence[Iterable[Seat]]) -> tuple[tuple[int, ...], ...]:
     """For each worker, those that hold ends of the same groups, itself too."""
-    group_of = {end: number for number, group in enumerate(groups(plan)) for end in group}
-    held = [
-        {group_of.get((f, end), (f, end)) for f, w in seat for end in plan.ends_of(f, w)}
-        for seat in seats
-    ]
-    found = []
-    for number in range(len(held)):
-        party = {number}
-        for _ in held:
-            mine = set().union(*(held[n] for n in party))
-            party = {n for n, ends in enumerate(held) if ends & mine}
-        found.append(tuple(sorted(party)))
-    return tuple(found)
+    ends = {
+        (f, end): number
+        for number, held in enumerate(seats)
+        for f, w in held
+        for end in plan.ends_of(f, w)
+    }
+    found = {number: {number} for number in range(len(seats))}
+    for group in groups(plan):
+        joined = set[int]().union(*(found[ends[end]] for end in group))
+        found |= dict.fromkeys(joined, joined)
+    return tuple(tuple(sorted(found[number])) for number in range(len(seats)))
 
 
 def party_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:

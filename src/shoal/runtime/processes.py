@@ -24,7 +24,7 @@ from shoal.runtime.memory import Room
 from shoal.runtime.mend import Mender, Mending
 from shoal.runtime.operations import Program
 from shoal.runtime.packing import Sent, total
-from shoal.runtime.parties import groups, newest_together
+from shoal.runtime.parties import Kept, groups, newest_together
 from shoal.runtime.roster import Roster
 from shoal.runtime.shm import Rings
 from shoal.runtime.site import Doors, Left
@@ -298,9 +298,9 @@ class Apart:
         good = self._good(min((t for t in counted.values() if t >= 0), default=2**62))
         return check_complete(good, self._plan.graph.inputs)
 
-    def _kept(self) -> dict[int, dict[Replica, int]]:
+    def _kept(self) -> Kept:
         """Before which tick each end kept what each bank holds, over all sites."""
-        found = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
+        found: Kept = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
         for kept in self._each("kept"):
             for bank, ticks in kept.items():
                 found[bank] |= ticks

@@ -20,7 +20,7 @@ from shoal.runtime.links import Address
 from shoal.runtime.memory import Memory, join_fences
 from shoal.runtime.orders import Hire
 from shoal.runtime.packing import Sent, total
-from shoal.runtime.parties import Group
+from shoal.runtime.parties import Group, Kept
 from shoal.runtime.shm import Rings
 from shoal.runtime.sockets import LOOPBACK, listen
 from shoal.runtime.spawn import PATIENCE, Child, spawn, told_of
@@ -124,7 +124,7 @@ class Site:
                 del self._awaited[number]
                 yield number
 
-    def end(self, hire: Hire, note: str) -> dict[int, dict[Replica, int]]:
+    def end(self, hire: Hire, note: str) -> Kept:
         """End a worker at once, if it hasn't ended; before which ticks its ends kept what."""
         child = self._children.get(hire.number)
         if child is not None and not child.told:
@@ -133,8 +133,8 @@ class Site:
             child.told = _heard(child)
         for seat in hire.seats:
             self._board.note(self._layout.teams.index(seat), note)
-        ends = self._ends(hire)
-        return {b: {end: self._board.ticks(b)[end] for end in ends} for b in range(SNAP + 1)}
+        every = {bank: self._board.ticks(bank) for bank in range(SNAP + 1)}
+        return {bank: {e: ticks[e] for e in self._ends(hire)} for bank, ticks in every.items()}
 
     def clear_up(self, hire: Hire, together: Sequence[Group], rings: Rings) -> None:
         """Take back what these ends had under way, so that nobody on this host waits for it."""
@@ -159,8 +159,9 @@ class Site:
             for bank in kept:
                 if kept[bank][end] > ticks.get(end, -1):
                     self._board.forget(bank, end)
+        snapped = self._board.ticks(SNAP)
         for end in mine:
-            if self._board.ticks(SNAP)[end] < 0:  # who wants a snapshot needn't wait for the next
+            if snapped[end] < 0:  # who wants a snapshot needn't wait for the next
                 own = {name: x for (of, name), x in shares.items() if of == end}
                 self._board.write(SNAP, end, ticks[end], own)
         return Left(ticks, shares)
@@ -259,7 +260,7 @@ class Site:
         """Let nobody wait any more."""
         self._board.halt()
 
-    def kept(self) -> dict[int, dict[Replica, int]]:
+    def kept(self) -> Kept:
         """Before which tick each end of this site kept what each bank holds."""
         return {
             bank: {r: t for r, t in self._board.ticks(bank).items() if r in self._shows}
