@@ -122,6 +122,7 @@ NONSENSE = {
     "takes none": lambda: shoal.Queue(2, 0),
     "serves none": lambda: shoal.Serve(0),
     "waits back": lambda: shoal.Serve(max_wait=-1.0),
+    "nobody serves": lambda: shoal.impala(4, ring=2),
     "no ring": lambda: shoal.Fragment("a", ("env",), ring=0),
     "beside none": lambda: shoal.DistributionPolicy(
         "p", (shoal.Fragment("a", ("*",), beside="b"),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from shoal.errors import SettingError
 from shoal.planning.policy import (
     PER_BATCH,
     PER_ENV,
@@ -78,10 +79,14 @@ def impala(
     `actors=(2, 16)` actors come and go while it learns. With `inference` replicas actors only step
     environments, and are served their actions (SRL, SEED RL): each keeps `ring` groups in flight.
     """
-    groups = ring if inference else 1
+    if ring > 1 and not inference:
+        raise SettingError(
+            f"a ring of {ring} groups, and no inference that serves one while another is stepped",
+            "Say inference=1 or more, or leave the ring out.",
+        )
     least, most = (actors, actors) if isinstance(actors, int) else actors
-    take = take or max(1, least * groups // 2)
-    max_lag = max_lag or 2 * -(-most * groups // take) - 1
+    take = take or max(1, least * ring // 2)
+    max_lag = max_lag or 2 * -(-most * ring // take) - 1
     if inference:
         served = _served("impala", (actors, inference, 1), ring, Latest(max_lag))
         queues = tuple(Wire(f, "learner", Queue(2, take)) for f in ("env", "inference"))
