@@ -95,7 +95,7 @@ def _one_beginning(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
         told = f"`{one}`" if one == other else f"`{one}` and `{other}`"
         writers = " and ".join(dict.fromkeys(f"`{c.writer}`" for c in news[:2]))
         yield CutError(
-            f"what {told} make at their own pace would begin from news of {writers} twice "
+            f"a turn of {told} would begin from news of {writers} twice "
             f"(`{name_text(value)}`, for one), and not of one age",
             "Let one fragment alone be told it, or put those that go in step into one, "
             "as impala does.",
