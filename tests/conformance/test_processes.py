@@ -16,6 +16,7 @@ import jax
 import pytest
 
 import shoal
+from conformance.lines import until
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
 from shoal.checkpoints import ticks_in
@@ -327,19 +328,21 @@ def test_results_are_ordinary_state():
 
 
 def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
-    seen, went_back = [], []
+    asks, seen, went_back = [], [], []
 
     def see(tick, metrics):
         seen.append(tick)
         if len(seen) == 1:
-            time.sleep(1)  # time enough for workers to go ahead as far as they may
+            until(lambda: max(started for started, _ in asks[-1]().values()) > 32)
+            asks.clear()  # who asks holds the run's memory
             one = int(children()[0])
             os.kill(one, signal.SIGKILL)
             os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)  # its parent may still ask
 
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
     care = Care(1, tell=lambda error, tick: went_back.append((tick, len(seen))))
-    result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=see)
+    watching = Watching(see, stand=lambda standing: None if seen else asks.append(standing))
+    result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=watching)
     assert seen == list(range(90))
     ((start, shown),) = went_back
     assert shown - 16 <= start <= shown
