@@ -40,7 +40,17 @@ if TYPE_CHECKING:
     from shoal.resuming import resume
     from shoal.runtime.run import run
     from shoal.tracing.interpret import interpret
-    from shoal.tracing.stage import gather, host, mean, stage
+    from shoal.tracing.agree import (
+        gather,
+        max,
+        mean,
+        min,
+        moments,
+        scatter,
+        sum,
+        weighted_mean,
+    )
+    from shoal.tracing.stage import host, stage
     from shoal.tracing.trace import trace
     from shoal.training import plan, train, verify
 
@@ -67,13 +77,16 @@ _HOMES = {
     "decoupled": "shoal.planning.policies",
     "environments": "shoal.planning.policies",
     "fused": "shoal.planning.policies",
-    "gather": "shoal.tracing.stage",
+    "gather": "shoal.tracing.agree",
     "host": "shoal.tracing.stage",
     "impala": "shoal.planning.policies",
     "interpret": "shoal.tracing.interpret",
     "load": "shoal.playing",
     "looked_on": "shoal.planning.policies",
-    "mean": "shoal.tracing.stage",
+    "max": "shoal.tracing.agree",
+    "mean": "shoal.tracing.agree",
+    "min": "shoal.tracing.agree",
+    "moments": "shoal.tracing.agree",
     "multi_learner": "shoal.planning.policies",
     "plan": "shoal.training",
     "resume": "shoal.resuming",
@@ -81,7 +94,10 @@ _HOMES = {
     "sebulba": "shoal.planning.policies",
     "single_learner_coarse": "shoal.planning.policies",
     "single_learner_fine": "shoal.planning.policies",
+    "scatter": "shoal.tracing.agree",
     "stage": "shoal.tracing.stage",
+    "sum": "shoal.tracing.agree",
+    "weighted_mean": "shoal.tracing.agree",
     "trace": "shoal.tracing.trace",
     "train": "shoal.training",
     "verify": "shoal.training",
@@ -116,7 +132,10 @@ __all__ = [
     "interpret",
     "load",
     "looked_on",
+    "max",
     "mean",
+    "min",
+    "moments",
     "multi_learner",
     "plan",
     "resume",
@@ -124,7 +143,10 @@ __all__ = [
     "sebulba",
     "single_learner_coarse",
     "single_learner_fine",
+    "scatter",
     "stage",
+    "sum",
+    "weighted_mean",
     "trace",
     "train",
     "verify",

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -131,8 +130,7 @@ class A2C:
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        some = jnp.any(rollout.truncated)
-        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout, some)
+        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
         advantage_t = lax.stop_gradient(self.advantage(rollout, seen.value, seen.next_value))
         target_t = lax.stop_gradient(seen.value) + advantage_t
         now = policy(params.actor, seen.seen)

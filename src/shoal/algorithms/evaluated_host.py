@@ -14,7 +14,7 @@ import numpy as np
 from shoal.envs import HostEnvironment
 from shoal.envs.host import check_action, check_obs
 from shoal.envs.spaces import leaves, unflatten
-from shoal.tracing.jaxprs import which_are_read
+from shoal.tracing.equations import which_are_read
 from shoal.tracing.stage import Stage, host
 
 COUNTS = ("episodes", "return", "length", "unfinished")

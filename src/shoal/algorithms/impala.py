@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -134,8 +133,7 @@ class IMPALA:
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        some = jnp.any(rollout.truncated)
-        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout, some)
+        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
         now = policy(params.actor, seen.seen)
         log_prob_t = now.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob

@@ -177,8 +177,7 @@ class PPO:
     def judge(self, learner: Learner, rollout: Rollout) -> Batch:
         """How much better each action was than expected."""
         params, moments = learner.params, learner.obs_moments
-        some = mean(jnp.any(rollout.truncated).astype(jnp.float32)) > 0
-        seen = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout, some)
+        seen = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout)
         discount_t = self.discount * ~rollout.terminated
         lambda_t = self.gae_lambda * ~ends(rollout)
         advantage_t = gae(rollout.reward, discount_t, seen.value, seen.next_value, lambda_t)

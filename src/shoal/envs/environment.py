@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Protocol, assert_never
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
 
 from shoal.envs.spaces import Action, Box, Discrete, Groups, MultiDiscrete, Observation
+from shoal.tracing.rowwise import where_rarely
 from shoal.tracing.stage import stage
 
 Tree = Any  # a pytree of arrays
@@ -192,26 +191,7 @@ def _start_where(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree
 
 def _start_rarely(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree:
     """The same numbers, but nothing is started while no row of a batch is done."""
-
-    def chosen(done: jax.Array, keys: Tree, going: Tree) -> Tree:
-        return _start_where(start, done, keys, going)
-
-    alone = custom_vmap(chosen)
-
-    @alone.def_vmap
-    def _(rows: int, batched: Tree, done: jax.Array, keys: Tree, going: Tree) -> Tree:
-        done, keys, going = jax.tree.map(
-            lambda is_row, x: x if is_row else jnp.broadcast_to(x, (rows, *jnp.shape(x))),
-            tuple(batched),
-            (done, keys, going),
-        )
-        going = _like(jax.eval_shape(jax.vmap(chosen), done, keys, going), going)
-        started = lax.cond(
-            jnp.any(done), jax.vmap(chosen), lambda done, keys, going: going, done, keys, going
-        )
-        return started, jax.tree.map(lambda _: True, started)
-
-    return alone(done, keys, going)
+    return where_rarely(done, start, keys, going)
 
 
 def _bound(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> float | jax.Array:

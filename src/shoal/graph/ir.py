@@ -49,7 +49,6 @@ class Stage:
     host: bool = False
     on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
     agrees: bool = False
-    draws: str = ""
     body: Graph | None = None
     code: Any = field(default=None, repr=False, compare=False)
 
@@ -63,7 +62,20 @@ class Glue:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     source: str = ""
-    draws: str = ""
+    code: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A `lax.cond` or `while_loop` that holds stages; all of them run where it does."""
+
+    name: str
+    op: str
+    stages: tuple[Stage, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    source: str = ""
+    agrees: bool = False
     code: Any = field(default=None, repr=False, compare=False)
 
 
@@ -131,7 +143,7 @@ class Link:
     inner: str
 
 
-Node = Stage | Glue | Agree | Loop
+Node = Stage | Glue | Agree | Choice | Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +182,12 @@ class Graph:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Every use of a stage, loops included, nested stages not."""
-        return tuple(node for node in leaves(self) if isinstance(node, Stage))
+        """Every use of a stage, loops and choices included, nested stages not."""
+        return tuple(stage for node in leaves(self) for stage in _stages_of(node))
+
+
+def _stages_of(node: Node) -> tuple[Stage, ...]:
+    return node.stages if isinstance(node, Choice) else (node,) if isinstance(node, Stage) else ()
 
 
 def leaves(graph: Graph) -> Iterator[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage, Value
+from shoal.graph.ir import Agree, Choice, Glue, Graph, Loop, Node, Stage, Value
 from shoal.graph.words import count_text, name_text, size_text
 
 Json = dict[str, Any]
@@ -37,6 +37,11 @@ def _rows(graph: Graph, nodes: Sequence[Node], depth: int) -> Iterator[tuple[str
                 yield f"{indent}{_short(node)}", per, summary(reads), summary(writes), node.source
                 if node.body is not None:
                     yield from _rows(graph, node.body.nodes, depth + 1)
+            case Choice():
+                reads, writes = ([graph.values[v] for v in vs] for vs in (node.reads, node.writes))
+                named = ", ".join(stage.stage for stage in node.stages)
+                label = f"{indent}{node.op} of {named}"
+                yield label, "choice", summary(reads), summary(writes), node.source
             case Agree() | Glue():
                 run: list[Node] = [node]
                 while kept and type(kept[0]) is type(node):
@@ -129,6 +134,9 @@ def _node_json(node: Node) -> Json:
                 "on_policy": bool(node.on_policy),
             }
             return own | common | ({"body": _body_json(node.body)} if node.body else {})
+        case Choice():
+            held = [stage.stage for stage in node.stages]
+            return {"kind": "choice", "op": node.op, "stages": held} | common
         case Glue():
             return {"kind": "glue", "op": node.op} | common
         case Agree():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from shoal.errors import CutError, UnknownNameError
-from shoal.graph.ir import Graph, Loop, Node, Stage, nested_stages
+from shoal.graph.ir import Choice, Graph, Loop, Node, Stage, nested_stages
 from shoal.planning.policy import PER_BATCH, PER_ENV, THE_REST, DistributionPolicy, Fragment
 
 
@@ -72,6 +72,23 @@ def _fragments(
             yield from _fragments(node.body.nodes, distribution)
         elif isinstance(node, Stage):
             yield node.name, fragment_of(node, distribution).name
+        elif isinstance(node, Choice):
+            yield node.name, _of_all(node, distribution).name
+
+
+def _of_all(choice: Choice, distribution: DistributionPolicy) -> Fragment:
+    """The one fragment that holds all stages of a choice."""
+    found = [fragment_of(stage, distribution) for stage in choice.stages]
+    for stage, fragment in zip(choice.stages, found, strict=True):
+        if fragment != found[0]:
+            raise CutError(
+                f"stages `{choice.stages[0].stage}` and `{stage.stage}` are called inside one "
+                f"`{choice.op}`, but {distribution.name} has them in fragments "
+                f"`{found[0].name}` and `{fragment.name}`",
+                "Put them into one fragment, or call them outside and choose with jnp.where.",
+                choice.source,
+            )
+    return found[0]
 
 
 def fragment_of(stage: Stage, distribution: DistributionPolicy) -> Fragment:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from shoal.graph.ir import Loop, Node, Stage
+from shoal.graph.ir import Choice, Loop, Node, Stage
 from shoal.planning.homes import EVERYWHERE, Homes, Sites
 from shoal.planning.policy import DistributionPolicy
 from shoal.planning.prices import AVOIDED, Ledger, make_prices
@@ -19,7 +19,7 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
     homes = {
         name: frozenset({stages[name]})
         for name, node in sites.nodes.items()
-        if isinstance(node, Stage)
+        if isinstance(node, Stage | Choice)
     }
     homes |= {
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
@@ -50,7 +50,7 @@ def first_stage(node: Node) -> str:
     """The name of a stage inside a closed loop, which decides where the loop runs."""
     if not isinstance(node, Loop):
         return ""
-    inner = (n.name if isinstance(n, Stage) else first_stage(n) for n in node.body.nodes)
+    inner = (n.name if isinstance(n, Stage | Choice) else first_stage(n) for n in node.body.nodes)
     return next((name for name in inner if name), "")
 
 

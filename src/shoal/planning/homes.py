@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shoal.graph.ir import Agree, Graph, Loop, Node, Stage
+from shoal.graph.ir import Agree, Choice, Graph, Loop, Node, Stage
 
 Homes = Mapping[str, frozenset[str]]
 EVERYWHERE: frozenset[str] = frozenset({"*"})
@@ -179,7 +179,7 @@ def agrees(node: Node) -> bool:
     match node:
         case Agree():
             return True
-        case Stage():
+        case Stage() | Choice():
             return node.agrees
         case Loop():
             return any(agrees(inner) for inner in node.body.nodes)

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
-from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, leaves, nested_stages
+from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, nested_stages
+from shoal.graph.layout import Layout, Partial, cause_of
 from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
 from shoal.planning.paces import coming_and_going, serving, some_first
 from shoal.planning.plan import Plan, draw_plan
 from shoal.planning.policy import DistributionPolicy, Fragment, is_late
+from shoal.planning.spread import canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +54,63 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
             )
 
 
-def shared_keys(plan: Plan) -> Iterator[ShoalError]:
-    """Draws for all environments from one key, made by several replicas."""
-    for fragment, node in _replicated(plan):
-        for inner in leaves(Graph((), (), (node,))):
-            if place := getattr(inner, "draws", ""):
-                yield _shared_key(inner, fragment, place)
-
-
-def _shared_key(node: Node, fragment: Fragment, place: str) -> ShoalError:
-    return CutError(
-        f"{_called(node)} draws numbers for every environment from one key, and "
-        f"{fragment.most} replicas of `{fragment.name}` would draw the same ones",
-        'Carry one key per environment and split it per row, in a stage with per="env".',
-        place,
-    )
+def can_not_agree(plan: Plan) -> Iterator[ShoalError]:
+    """Agreements that wouldn't give what one replica with all environments has."""
+    for fragment in plan.distribution.fragments:
+        found = plan.spread.findings.get(fragment.name)
+        for fault in found.faults if found else ():
+            yield CutError(fault.what, fault.fix, fault.source)
 
 
 def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
     """Values that replicas would each see otherwise, and that leave them all the same."""
-    values = plan.graph.values
-    kept = {after for before, after in plan.graph.carry if before != after}
-    shown = {m.inner for m in plan.graph.metrics}
-    sent = {
-        value for reader, value, node in plan.sites.needs(plan.homes)
-        if values[value].part and not isinstance(node, Agree) and not _has(plan, reader, value)
+    graph, sites = plan.world.graph, plan.world
+    read = {
+        (reader, value): node for reader, value, node in sites.needs(plan.homes)
+        if not _has(plan, reader, value) and not isinstance(node, Agree)
     }  # fmt: skip
-    for fragment, node in _replicated(plan):
-        yield from _mixed_rows(plan, fragment, node)
-        for value in node.writes:
-            if values[value].part and _ends(plan, value) & (kept | shown | sent):
-                yield _disagreement(plan, fragment, node, value)
+    pairs = [(after, before) for before, after in graph.carry if before != after]
+    pairs += [(m.inner, m.inner) for m in graph.metrics]
+    pairs += [(v, v) for _, v in read]
+    turned = [c for loop, _ in sites.loops for c in loop.carries if not c.unchanged]
+    pairs += [(v, c.before) for c in turned for v in (c.first, c.after)]
+    pairs += [(link.inner, link.inner) for loop, _ in sites.loops for link in loop.stacks]
+    wanted: dict[str, str] = {}
+    for value, like in reversed(pairs):
+        wanted[value] = like
+    for node in sites.nodes.values():
+        for name in sorted(plan.homes[node.name]):
+            shares = max(1, plan.shares(name))
+            for value in node.writes:
+                layout = plan.layout(name, value)
+                right = canonical(graph, wanted.get(value, value), shares)
+                if value in wanted and layout != right:
+                    yield _disagreement(plan, _every_share(plan, name), node, value, layout)
+
+
+def _every_share(plan: Plan, name: str) -> Fragment:
+    """A fragment with as many replicas as it has shares."""
+    fragment = plan.distribution.fragment(name)
+    return replace(fragment, replicas=plan.distribution.ends(name), ring=1)
+
+
+def numbered(plan: Plan) -> Iterator[ShoalError]:
+    """Replicas that would have to know which environments they hold, and hold no fixed ones."""
+    for fragment in plan.distribution.fragments:
+        found = plan.spread.findings.get(fragment.name)
+        served = plan.distribution.clients(fragment.name) is not None
+        free = fragment.name in plan.free and plan.shares(fragment.name) < plan.distribution.ends(
+            fragment.name
+        )
+        if found and found.numbered and (served or free):
+            why = "serves groups as they come" if served else "turns at its own pace"
+            yield CutError(
+                f"`{fragment.name}` {why}, but what it does depends on the numbers of the "
+                "environments that it holds",
+                "Carry what differs from environment to environment (a key, an epsilon) as a row "
+                "of the state, made in init.",
+                found.numbered[0],
+            )
 
 
 def _has(plan: Plan, fragment: str, value: str) -> bool:
@@ -91,37 +119,18 @@ def _has(plan: Plan, fragment: str, value: str) -> bool:
     return holders is EVERYWHERE or fragment in holders
 
 
-def _mixed_rows(plan: Plan, fragment: Fragment, node: Node) -> Iterator[ShoalError]:
-    """Stages that keep environments apart, but read what replicas have mixed from their own."""
-    values = plan.graph.values
-    for stage in Graph((), (), (node,)).stages:
-        mixed = [v for v in stage.reads if values[v].part and _has(plan, fragment.name, v)]
-        if stage.per == "env" and mixed:
-            yield _disagreement(plan, fragment, node, mixed[0])
-
-
-def _ends(plan: Plan, value: str) -> set[str]:
-    """The names under which a value goes round loops and leaves them."""
-    found = {value}
-    for loop, _ in reversed(plan.sites.loops):
-        found |= {n for c in loop.carries if c.after in found for n in (c.before, c.final)}
-        found |= {link.outer for link in loop.stacks if link.inner in found}
-    return found
-
-
-def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> ShoalError:
+def _disagreement(
+    plan: Plan, fragment: Fragment, node: Node, value: str, layout: Layout
+) -> ShoalError:
     """The error for `value`, which replicas of `fragment` would each see otherwise."""
-    culprit, site = _culprit(plan, node, plan.graph.values[value].cause)
+    culprit, site = _culprit(plan, node, cause_of(layout).node)
     replicas, name = fragment.most, name_text(value).rstrip("'")
     homes = [plan.distribution.fragment(home) for home in plan.homes[site.name]]
-    if draws := getattr(culprit, "draws", ""):
-        return _shared_key(culprit, fragment, draws)
     if not isinstance(site, Stage):
         return CutError(
             f"{_called(culprit)} mixes environments to make `{name}`, and {replicas} replicas of "
             f"`{fragment.name}` hold only some of them each",
-            "Say how replicas agree with shoal.mean(x) or shoal.gather(x), "
-            "or do it in a stage that isn't replicated.",
+            _way_out(layout),
             culprit.source,
         )
     if isinstance(culprit, Stage) and culprit.per == "env":
@@ -142,9 +151,21 @@ def _disagreement(plan: Plan, fragment: Fragment, node: Node, value: str) -> Sho
         )
     return CutError(
         f"{_called(site)} sees the whole batch and can't run as {replicas} replicas",
-        f"Say how replicas agree on `{name}`: average it with shoal.mean "
-        f"(gradients, moments), or keep `{site.stage}` in one fragment with one replica.",
-        culprit.source,
+        f"Say how replicas agree on `{name}`: {_way_out(layout)} "
+        f"Or keep `{site.stage}` in one fragment with one replica.",
+        cause_of(layout).source or culprit.source,
+    )
+
+
+def _way_out(layout: Layout) -> str:
+    """What to do about a value that replicas have contributions to, or mix rows for."""
+    if isinstance(layout, Partial):
+        said = "mean(x) (a mean, a gradient) or shoal.sum" if layout.how == "sum" else layout.how
+        return f"Agree on it with shoal.{said}(x)."
+    return (
+        'If it treats every environment alike, do it in a stage with per="env"; if it needs all '
+        "of them, take all rows first with shoal.gather(x), or do it in a stage that isn't "
+        "replicated."
     )
 
 
@@ -205,21 +226,10 @@ def _sources(plan: Plan, node: Node) -> Iterator[str]:
             yield value
 
 
-def host_in_compiled_loop(plan: Plan) -> Iterator[ShoalError]:
-    """Host stages where XLA compiles the whole loop around them."""
-    alone = len(plan.distribution.fragments) == 1
+def host_in_compiled_stage(plan: Plan) -> Iterator[ShoalError]:
+    """Host stages inside stages, which are compiled as they are."""
     for node in plan.sites.nodes.values():
         for stage in Graph((), (), (node,)).stages:
-            home = next(iter(plan.homes[node.name]))
-            if stage.host and (alone or plan.one_program(home) or isinstance(node, Loop)):
-                whole = plan.distribution.name if alone else f"fragment `{home}`"
-                yield CutError(
-                    f"host stage `{stage.stage}` is inside a loop that {whole} compiles "
-                    "into one program",
-                    "Use a distribution policy that has it in a fragment apart from what is "
-                    "compiled whole: host stages are called between compiled segments.",
-                    stage.source,
-                )
             for name, inner in nested_stages(stage.body) if stage.body else ():
                 if inner.host:
                     yield CutError(
@@ -268,14 +278,6 @@ def _memory(plan: Plan, place: Place) -> int:
     return hosts[place.host] if place.device.kind == "cpu" else place.device.memory
 
 
-def _replicated(plan: Plan) -> Iterator[tuple]:
-    for fragment in plan.distribution.fragments:
-        ends = plan.distribution.ends(fragment.name)
-        if ends > 1:
-            every = replace(fragment, replicas=ends, ring=1)
-            yield from ((every, node) for node in plan.nodes(fragment.name))
-
-
 def _called(node: Node) -> str:
     if isinstance(node, Stage):
         return f"stage `{node.stage}`"
@@ -284,10 +286,11 @@ def _called(node: Node) -> str:
 
 LAWS = (
     Law("Replicas hold equally many environments", uneven_replicas),
-    Law("No replica draws what another draws", shared_keys),
+    Law("What replicas agree on is what the loop has", can_not_agree),
     Law("Replicas agree on what they share", replicas_disagree),
+    Law("Who holds no fixed environments needs no numbers of them", numbered),
     Law("No lag into an on-policy stage", lag_into_on_policy),
-    Law("No host stage inside a compiled loop", host_in_compiled_loop),
+    Law("No host stage inside what is compiled whole", host_in_compiled_stage),
     Law("Who takes the first to come can do without the others", some_first),
     Law("Who comes and goes is waited for by nobody", coming_and_going),
     Law("Who serves can serve any group alone", serving),

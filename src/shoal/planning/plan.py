@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shoal.graph.ir import Graph, Loop, Node, Value, loops
+from shoal.errors import CutError
+from shoal.graph.ir import Choice, Graph, Loop, Node, Stage, Value, leaves, loops
+from shoal.graph.layout import REPLICATED, Layout, Partial, Varying
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
 from shoal.planning.cluster import Cluster, Place, place, starting
@@ -23,6 +25,7 @@ from shoal.planning.policy import (
 )
 from shoal.planning.program import Channel, Instruction, project
 from shoal.planning.show import plan_json, plan_text
+from shoal.planning.spread import Spread, spread_out
 
 MOST_COPIED = 2**28  # bytes of carried state; of more, none is kept but the one that is used
 
@@ -151,10 +154,52 @@ class Plan:
         """How many environments' values a tick of the whole plan uses."""
         return min(self.batch(f.name) for f in self.distribution.fragments)
 
+    @cached_property
+    def world(self) -> Sites:
+        """The loop whose numbers a tick gives: with as many environments as a tick uses."""
+        if self.seen == self.graph.envs:
+            return self.sites
+        graph = assign_stages(self.graph.origin.annotated(self.seen), self.distribution)[0]
+        mine, others = self.graph.values, graph.values
+        same = mine.keys() == others.keys() and all(mine[v].axis == others[v].axis for v in mine)
+        if not same:
+            raise CutError(
+                f"tick does other work with the {self.seen} environments that are taken at a time "
+                f"than with all {self.graph.envs}",
+                "Don't branch in Python on the number of environments, or use a distribution "
+                "policy that takes all replicas.",
+            )
+        return Sites(graph, self.sites.opened)
+
+    def shares(self, fragment: str) -> int:
+        """Over how many of a fragment's ends the environments of a tick are divided."""
+        ends = self.distribution.ends(fragment)
+        return ends * self.seen // self.graph.envs if fragment in self.free else ends
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How every value lies over the replicas of every fragment."""
+        shares = {f.name: max(1, self.shares(f.name)) for f in self.distribution.fragments}
+        return spread_out(self.world, self.homes, self.channels, shares)
+
+    def layout(self, fragment: str, value: str) -> Layout:
+        """How a value lies over the replicas of a fragment that makes it."""
+        return self.spread.layouts.get((fragment, value), REPLICATED)
+
+    @property
+    def approximate(self) -> tuple[str, ...]:
+        """The lines of the loop at which several replicas agree only approximately."""
+        found = [
+            line
+            for name, findings in self.spread.findings.items()
+            if self.shares(name) > 1
+            for line in findings.approximate
+        ]
+        return tuple(dict.fromkeys(found))
+
     def is_stacked(self, writer: str, value: str) -> bool:
         """Whether a value crosses as one from each replica, because replicas differ on it."""
-        spec = self.graph.values[value]
-        return spec.part and spec.axis is None and self.distribution.ends(writer) > 1
+        return isinstance(self.layout(writer, value), Partial | Varying)
 
     def bytes_of(self, channel: Channel) -> int:
         """Bytes that a channel moves in a tick."""
@@ -165,8 +210,9 @@ class Plan:
         """How often a value crosses: its rows once, else to each reader, or to be agreed on."""
         if value.axis is not None:
             return 1
-        writers = self.distribution.ends(channel.writer)
-        return writers if value.part and writers > 1 else self.ends(channel.reader)
+        if self.is_stacked(channel.writer, value.name):
+            return self.distribution.ends(channel.writer)
+        return self.ends(channel.reader)
 
     @property
     def is_copied(self) -> bool:
@@ -198,5 +244,6 @@ def split_loops(graph: Graph, stages: Mapping[str, str]) -> frozenset[str]:
 
 
 def _comes_apart(loop: Loop, stages: Mapping[str, str]) -> bool:
-    inside = list(Graph((), (), (loop,)).stages)
-    return len({stages[s.name] for s in inside}) > 1 or any(s.host for s in inside)
+    inside = [n for n in leaves(Graph((), (), (loop,))) if isinstance(n, Stage | Choice)]
+    hosts = any(isinstance(n, Stage) and n.host for n in inside)
+    return len({stages[n.name] for n in inside}) > 1 or hosts

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shoal.graph.ir import Agree, Glue, Loop, Node, Stage
+from shoal.graph.ir import Agree, Choice, Loop, Node, Stage
 from shoal.planning.homes import Homes, Sites, agrees, crossings
 from shoal.planning.policy import DistributionPolicy, takes_some
 
@@ -61,9 +61,7 @@ class Prices:
 
     def may_run(self, node: Node, home: str, homes: Homes) -> bool:
         """Whether several replicas of `home` may each run `node` on their share."""
-        if isinstance(node, Glue) and node.draws:
-            return False
-        if isinstance(node, Loop | Stage) or agrees(node):
+        if isinstance(node, Loop | Stage | Choice) or agrees(node):
             return True
         values = self.sites.graph.values
         return all(not values[w].part or self.stays(w, home, homes) for w in node.writes)
@@ -120,7 +118,7 @@ class Prices:
 
 def make_prices(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> Prices:
     """The prices for sites whose stages have these homes."""
-    stages = (n for n in sites.nodes.values() if isinstance(n, Stage) and not n.host)
+    stages = (n for n in sites.nodes.values() if isinstance(n, Choice) or (isinstance(n, Stage) and not n.host))
     return Prices(sites, distribution, frozenset(h for n in stages for h in homes[n.name]))
 
 

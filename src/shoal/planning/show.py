@@ -79,7 +79,7 @@ def manner(plan: Plan, channel: Channel) -> str:
     writers = plan.distribution.ends(channel.writer)
     readers = plan.distribution.ends(channel.reader)
     values = [plan.graph.values[v] for v in channel.values]
-    if any(v.part and v.axis is None for v in values) and writers > 1:
+    if any(plan.is_stacked(channel.writer, v.name) for v in values) and writers > 1:
         return f"mean of {writers}"
     if all(v.axis is None for v in values):
         return f"broadcast to {readers}" if readers > 1 else "direct"

@@ -19,6 +19,7 @@ from shoal.rl.nets import Layers, init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.rollout import Rollout, ends
 from shoal.rl.torso import Torso, embed, init_torso
+from shoal.tracing.rowwise import map_rows, where_rarely
 
 
 class ActorCritic(NamedTuple):
@@ -107,9 +108,9 @@ def chances_and_value(
 
 
 def expect(
-    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout, some: jax.Array
+    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout
 ) -> Expected:
-    """What the networks make of a rollout; `some` says whether any of its steps ran out of time."""
+    """What the networks make of a rollout."""
     if params.memory:
         return _recall(params, features, rollout)
 
@@ -120,9 +121,26 @@ def expect(
     features_t, seen_t, value_t = look(rollout.obs)
     # A step leads to what the next one acts on, save where the time was up: a fresh start.
     next_value_t = jnp.concatenate([value_t[1:], look(rollout.after)[2][None]])
-    last_value_t = lax.cond(some, lambda x: look(x)[2], lambda _: value_t, rollout.last_obs)
-    next_value_t = jnp.where(rollout.truncated, last_value_t, next_value_t)
+    next_value_t = _where_late(rollout, params, features, next_value_t)
     return Expected(features_t, (), seen_t, value_t, next_value_t)
+
+
+def _where_late(
+    rollout: Rollout, params: ActorCritic, features: Callable[[Any], jax.Array], otherwise: jax.Array
+) -> jax.Array:
+    """What is expected after steps whose time was up, from what they led to; others as they are."""
+
+    def look(params: ActorCritic, seen: jax.Array) -> jax.Array:
+        return _value(params.critic, embed(params.torso, seen))
+
+    def row(late: jax.Array, seen: jax.Array, other: jax.Array) -> jax.Array:
+        return where_rarely(late, look, (params, seen), other)
+
+    seen_t = features(rollout.last_obs)
+    flat = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:]), (rollout.truncated, seen_t, otherwise)
+    )
+    return map_rows(row, flat).reshape(otherwise.shape)
 
 
 def _recall(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.graph.ir import Stage
+from shoal.graph.layout import Sharded
 from shoal.planning.plan import Plan
 from shoal.runtime.channels import Message
 from shoal.runtime.fire import Turn
@@ -65,7 +66,7 @@ class CompiledCrew:
         work = self._with_raw_keys(segment, lowering.work(segment))
         together = lowering.jit(lowering.spread(work, ins, outs), ())
 
-        def run(*args: Any) -> list[Any]:
+        def run(end: int, *args: Any) -> list[Any]:
             whole = [lowering.whole(x, lay) for x, lay in zip(args, ins, strict=True)]
             return [lowering.part(x, lay) for x, lay in zip(together(*whole), outs, strict=True)]
 
@@ -82,9 +83,9 @@ class CompiledCrew:
 
         return raw_work
 
-    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
-        """What a segment makes of what it reads."""
-        return self._compiled[id(segment)](*args)
+    def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
+        """What a segment makes of what one end has read."""
+        return self._compiled[id(segment)](end, *args)
 
     def has(self, segment: Segment) -> bool:
         """Whether a segment is of this fragment."""
@@ -203,8 +204,10 @@ class CompiledCrew:
         return x[(slice(None),) * axis + (span,)]
 
     def _axis(self, name: str) -> int | None:
-        value = self.plan.graph.values.get(name)  # None for the turn of a loop
-        return None if value is None else value.axis
+        if name not in self.plan.graph.values:  # the turn of a loop
+            return None
+        layout = self.lowering.layout(name)
+        return layout.axis if isinstance(layout, Sharded) else None
 
     def _batch(self, segment: Segment, size: int) -> Callable[..., Any]:
         """A segment for `size` ends at once, of arguments with keys as data."""
@@ -242,11 +245,12 @@ def raw(x: Any) -> np.ndarray:
 
 
 def make_tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
-    """The host stages of a program, as calls."""
-    calls = [op.node for op in walk(program.operations) if isinstance(op, HostCall)]
+    """The host stages of a program, as calls with as many environments as an end holds."""
+    alone = lowering.one_program and not lowering.is_apart
+    rows = lowering.graph.envs if alone else lowering.share_rows
     found = {}
-    for name in calls:
+    for name in (op.node for op in walk(program.operations) if isinstance(op, HostCall)):
         node = lowering.nodes[name]
         assert isinstance(node, Stage)
-        found[name] = host_task(node)
+        found[name] = host_task(node, rows)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -14,15 +14,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import shoal.runtime.threefry  # noqa: F401  registers a faster lowering
-from shoal.graph.ir import Agree, Graph, Loop, Node, Value
-from shoal.planning.assign import assign_stages
-from shoal.planning.homes import Sites
+from shoal.graph.ir import Graph, Loop, Node, Value
+from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Repeat
 from shoal.runtime.operations import Room, Segment, Slice, Stack, Work
-from shoal.tracing.agreeing import agreeing
+from shoal.planning.spread import canonical
+from shoal.tracing.flow import LOST
 from shoal.tracing.interpret import run_code
-from shoal.tracing.jaxprs import Fixed, bind
+from shoal.tracing.jaxprs import Fixed
+from shoal.tracing.local import NOTHING, Held, Local, Share
 
 # Threads inside one small matrix product cost more than they give; independent operations still
 # run side by side (benchmarks/README.md).
@@ -32,6 +33,7 @@ PART: Literal["part"] = "part"
 Env = dict[str, Any]
 # How an array lies over replicas: the same on all, rows along an axis, or one for each replica.
 Lay = int | None | Literal["part"]
+First = Any  # the number of a replica's first environment; None where nobody should ask
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,10 @@ class Lowering:
     fragment: str
     rows: int = 0  # environments of one end, if others than the plan says
 
-    def __post_init__(self) -> None:
-        # Traced here and now: inside a program over several devices a trace would keep its mesh.
-        assert self.nodes.keys() == self.plan.sites.nodes.keys()
-
     @cached_property
     def replicas(self) -> int:
         """In how many shares the fragment's environments are dealt with."""
-        return self.plan.distribution.ends(self.fragment)
+        return max(1, self.plan.shares(self.fragment))
 
     @cached_property
     def one_program(self) -> bool:
@@ -58,35 +56,37 @@ class Lowering:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph as one replica sees it: with its own share of the environments."""
-        whole = self.plan.graph
-        rows = self.rows or self.plan.batch(self.fragment) // self.replicas
-        traced = whole.origin.at(rows, self.replicas)
-        return assign_stages(traced, self.plan.distribution)[0]
+        """The whole loop, from which the program of every replica is derived."""
+        return self.plan.world.graph
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """The replica's sites."""
-        return Sites(self.graph, self.plan.sites.opened).nodes
+        """The loop's sites."""
+        return self.plan.world.nodes
 
     @cached_property
     def loops(self) -> dict[str, Loop]:
-        """The replica's opened loops."""
-        return {loop.name: loop for loop, _ in Sites(self.graph, self.plan.sites.opened).loops}
+        """The loop's opened loops."""
+        return {loop.name: loop for loop, _ in self.plan.world.loops}
 
     @cached_property
-    def received(self) -> frozenset[str]:
-        """Values that come from other fragments."""
-        mine = [c for c in self.plan.channels if c.reader == self.fragment]
-        return frozenset(v for c in mine for v in c.values)
+    def share_rows(self) -> int:
+        """How many environments one replica's program is for."""
+        return self.rows or self.graph.envs // self.replicas
+
+    @cached_property
+    def arriving(self) -> dict[str, Layout]:
+        """Values that arrive as one from each replica of their writer, to be agreed on here."""
+        return {
+            v: self.plan.layout(c.writer, v)
+            for c in self.plan.channels if c.reader == self.fragment
+            for v in c.values if self.plan.is_stacked(c.writer, v)
+        }  # fmt: skip
 
     @cached_property
     def stacked(self) -> frozenset[str]:
-        """Values that arrive as one from each replica of their writer, to be agreed on here."""
-        return frozenset(
-            v for c in self.plan.channels if c.reader == self.fragment
-            for v in c.values if self.plan.is_stacked(c.writer, v)
-        )  # fmt: skip
+        """The names of what arrives as one from each replica of its writer."""
+        return frozenset(self.arriving)
 
     @cached_property
     def devices(self) -> list[Any]:
@@ -154,20 +154,23 @@ class Lowering:
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])
         return NamedSharding(self.mesh, spec(self.lay(value)))
 
-    def compile(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
+    def compile(self, segment: Segment) -> Compiled:
         """A segment as a jitted function of what it reads."""
-        work = self.work(segment)
         donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
-        spread = self.spread(work, self.lays(segment.reads), self.lays(segment.writes))
-        return self.jit(spread, donated)
+        ins, outs = self.lays(segment.reads), self.lays(segment.writes)
 
-    def work(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
+        def work(first: First, *args: Any) -> tuple[Any, ...]:
+            return self.spread(self.work(segment, first), ins, outs)(*args)
+
+        return Compiled(self, work, donated)
+
+    def work(self, segment: Segment, first: First = None) -> Callable[..., tuple[Any, ...]]:
         """A segment as a function of what it reads, for one replica."""
 
         def work(*args: Any) -> tuple[Any, ...]:
             env = dict(zip(segment.reads, args, strict=True))
-            self.run(segment.work, env)
-            return tuple(env[name] for name in segment.writes)
+            self.run(segment.work, env, first)
+            return tuple(jnp.zeros(()) if env[name] is None else env[name] for name in segment.writes)
 
         return work
 
@@ -192,54 +195,107 @@ class Lowering:
             )
         return work
 
-    def lay(self, name: str) -> Lay:
+    def layout(self, name: str) -> Layout:
         """How a value lies over the replicas of this fragment."""
-        value = self.plan.graph.values.get(name)  # None for the turn of a loop
-        if value is None:
+        found = self.plan.spread.layouts.get((self.fragment, name))
+        if found is not None:
+            return found
+        outer = self.plan.sites.parts.get(name)
+        if outer is not None and outer in self.graph.values:
+            return self._of_slice(name, outer)
+        return canonical(self.graph, name, self.replicas)
+
+    def _of_slice(self, name: str, outer: str) -> Layout:
+        sliced = any(link.inner == name for loop in self.loops.values() for link in loop.slices)
+        return inside(self.layout(outer)) if sliced else self.layout(outer)
+
+    def lay(self, name: str) -> Lay:
+        """How a value lies over replicas that run as one program."""
+        if name not in self.graph.values:  # the turn of a loop
             return None
-        made_here = self.plan.sites.resolve(name) not in self.received
-        differs = value.part and made_here and self.one_program
-        return PART if value.axis is None and differs else value.axis
+        match self.layout(name):
+            case Replicated():
+                return None
+            case Sharded(axis, 1, 1):
+                return axis
+            case _ if self.one_program and self.plan.sites.resolve(name) not in self.stacked:
+                return PART
+        return None
 
     def lays(self, names: Iterable[str]) -> list[Lay]:
         """How values lie, in order; see `lay`."""
         return [self.lay(name) for name in names]
 
-    def run(self, work: Iterable[Work | Instruction], env: Env) -> None:
-        """Do work in order, entering what it makes into `env`."""
+    def share(self, first: First) -> Share:
+        """What one replica has of the environments."""
         axes = tuple(
             name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on
         )
-        run = agreeing(axes) if axes else bind
+        rows = self.share_rows
+        if axes:
+            return Share(self.graph.envs, rows, self.replicas, lambda: _number(axes) * rows, axes)
+        return Share(self.graph.envs, rows, self.replicas, _told(first))
+
+    def run(
+        self, work: Iterable[Work | Instruction], env: Env, first: First = None
+    ) -> None:
+        """Do work in order, entering what it makes into `env`."""
+        local = Local(self.share(first))
         for item in work:
             match item:
                 case Do(name) | Call(name):
-                    node = self.nodes[name]
-                    if isinstance(node, Agree) and set(node.reads) & self.stacked:
-                        # Numbers of the loop itself are the same on all replicas already.
-                        for ref, out in zip(node.code.args, node.code.outs, strict=True):
-                            env[out] = self._agreed(ref, env)
-                    else:
-                        env.update(run_code(node.code, env, run))
+                    self._do(self.nodes[name], env, local)
                 case Repeat(name, body):
-                    self._scan(self.loops[name], body, env)
+                    self._scan(self.loops[name], body, env, first)
                 case Slice(outer, inner, index):
-                    env[inner] = jax.lax.dynamic_index_in_dim(
-                        env[outer], env[index], keepdims=False
-                    )
+                    env[inner] = _slice(env[outer], env[index])
                 case Room(outer):
-                    env[outer] = room(self.graph.values[outer])
+                    env[outer] = self._room(outer)
                 case Stack(inner, outer, index):
-                    env[outer] = jax.lax.dynamic_update_index_in_dim(
-                        env[outer], env[inner], env[index], 0
-                    )
+                    env[outer] = _stack(env[outer], env[inner], env[index])
 
-    def _agreed(self, ref: Any, env: Env) -> Any:
+    def _do(self, node: Node, env: Env, local: Local) -> None:
+        """Run one site: as it was traced where all is whole, else on this replica's share."""
+        if stacked := set(node.reads) & self.stacked:
+            # Numbers of the loop itself are the same on all replicas already.
+            for ref, out in zip(node.code.args, node.code.outs, strict=True):
+                env[out] = self._agreed(ref, env, stacked)
+            return
+        if self.replicas == 1 and not self.rows:
+            env.update(run_code(node.code, env))
+            return
+        held = {v: self._held(v, env) for v in node.reads}
+        for name, made in node.code.on_share(held, local).items():
+            env[name] = local.share.brought(made, self.layout(name)).array
+
+    def _held(self, name: str, env: Env) -> Held:
+        layout = self.layout(name)
+        return NOTHING if layout == LOST else Held(env[name], layout)
+
+    def _agreed(self, ref: Any, env: Env, stacked: set[str]) -> Any:
         if isinstance(ref, Fixed):
             return ref.value
-        return jnp.mean(env[ref], axis=0) if ref in self.stacked else env[ref]
+        if ref not in stacked:
+            return env[ref]
+        layout = self.arriving[ref]
+        how = layout.how if isinstance(layout, Partial) else "mean"
+        x = env[ref]
+        if x.dtype == np.bool_:
+            return jnp.any(x, axis=0) if how == "max" else jnp.all(x, axis=0)
+        return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
 
-    def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env) -> None:
+    def _room(self, outer: str) -> Any:
+        value, layout = self.graph.values[outer], self.layout(outer)
+        if layout == LOST:
+            return None
+        shape = list(value.shape)
+        if isinstance(layout, Sharded):
+            shape[layout.axis] = layout.size(self.share_rows)
+        return room(replace(value, shape=tuple(shape)))
+
+    def _scan(
+        self, loop: Loop, body: tuple[Instruction, ...], env: Env, first: First
+    ) -> None:
         """This fragment's part of a loop, as one XLA loop."""
         holds = partial(self._makes, body)
         carries = [c for c in loop.carries if not c.unchanged and holds(c.after)]
@@ -251,17 +307,61 @@ class Lowering:
             inside = env | same
             inside |= {c.before: x for c, x in zip(carries, carry, strict=True)}
             inside |= {s.inner: x for s, x in zip(slices, xs, strict=True)}
-            self.run(body, inside)
+            self.run(body, inside, first)
             return [inside[c.after] for c in carries], [inside[s.inner] for s in stacks]
 
-        first, xs = [env[c.first] for c in carries], [env[s.outer] for s in slices]
-        final, ys = jax.lax.scan(turn, first, xs, loop.length, loop.reverse)
+        start, xs = [env[c.first] for c in carries], [env[s.outer] for s in slices]
+        final, ys = jax.lax.scan(turn, start, xs, loop.length, loop.reverse)
         env.update({c.final: x for c, x in zip(carries, final, strict=True)})
         env.update({c.final: env[c.first] for c in loop.carries if c.unchanged and c.first in env})
         env.update({s.outer: y for s, y in zip(stacks, ys, strict=True)})
 
     def _makes(self, body: tuple[Instruction, ...], value: str) -> bool:
         return self.fragment in self.plan.sites.holders(value, self.plan.homes)
+
+
+class _NumberAskedError(Exception):
+    """A program needs to know which environments it is for."""
+
+
+class Compiled:
+    """A jitted segment for all ends of a fragment.
+
+    Most segments do the same whichever environments an end holds, and are called without a word
+    about it; those that don't are told the number of the end's first one.
+    """
+
+    def __init__(self, lowering: Lowering, work: Callable[..., Any], donated: Iterable[int]) -> None:
+        self._lowering = lowering
+        self._numbered = False
+        self.jitted = lowering.jit(lambda *args: work(None, *args), donated)
+        self._told = lowering.jit(work, [i + 1 for i in donated])
+
+    def __call__(self, end: int, *args: Any) -> tuple[Any, ...]:
+        """What the segment makes of what end `end` holds."""
+        if not self._numbered:
+            try:
+                return self.jitted(*args)
+            except _NumberAskedError:
+                self._numbered = True
+        return self._told(np.int32(end * self._lowering.share_rows), *args)
+
+
+def _told(first: First) -> Callable[[], Any]:
+    def number() -> Any:
+        if first is None:
+            raise _NumberAskedError
+        return first
+
+    return number
+
+
+def _number(axes: tuple[str, ...]) -> Any:
+    """Which replica this is, of all that run as one program."""
+    found: Any = 0
+    for name in axes:
+        found = found * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+    return found
 
 
 def spec(lay: Lay) -> PartitionSpec:
@@ -304,6 +404,18 @@ def _over_lanes(
         return tuple(together(x, lay) for x, lay in zip(results, outs, strict=True))
 
     return batched
+
+
+def _slice(x: Any, index: Any) -> Any:
+    """One turn's slice of what a loop goes over; nothing of what can't be computed on a share."""
+    return None if x is None else jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def _stack(outer: Any, x: Any, index: Any) -> Any:
+    """What a loop stacks, with one turn's value in its place."""
+    if outer is None or x is None:
+        return outer
+    return jax.lax.dynamic_update_index_in_dim(outer, x, index, 0)
 
 
 def room(value: Value) -> Any:

@@ -28,7 +28,7 @@ class PlainCrew:
     is_served: bool = False
     is_copied: bool = True
 
-    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
+    def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
         """Nothing of it is compiled."""
         raise AssertionError(f"{self.program.fragment} has a segment")
 

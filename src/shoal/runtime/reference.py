@@ -117,7 +117,6 @@ class Delayed:
             reads,
             writes,
             node.source,
-            "",
             replace(code, args=args, outs=outs),
         )
 

@@ -89,8 +89,8 @@ class Crew(Protocol):
         """Whether copies are kept of what its ends carry."""
         ...
 
-    def run(self, segment: Segment, args: list[Any]) -> Sequence[Any]:
-        """What a segment makes of what it reads."""
+    def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
+        """What a segment makes of what one end has read."""
         ...
 
     def share(self, name: str, x: Any, end: int) -> Any:
@@ -267,7 +267,7 @@ class Worker:
                     if crew.is_served:
                         results = yield Runs(operation, args)
                     else:
-                        results = crew.run(operation, args)
+                        results = crew.run(operation, self.replica[1], args)
                     env.update(zip(writes, results, strict=True))
                 case Move(channel, takes, values):
                     if takes:

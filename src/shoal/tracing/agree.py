@@ -1,13 +1,11 @@
-"""How replicas of a whole-batch stage agree: `mean` and `gather`, one primitive each.
+"""How replicas of a stage agree: means, sums, extremes, and all rows; a primitive each.
 
-With one replica both are the identity. Lowering replaces them by JAX's own collectives where a
-fragment has several replicas.
+In the loop itself, and with one replica, all of them are the identity (or an ordinary sum). The
+program of a replica is derived from the loop's; there they become JAX's own collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -16,71 +14,142 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from shoal.errors import TraceError
+
 T = TypeVar("T")
-_replicas: ContextVar[int] = ContextVar("replicas", default=1)
+# The stage whose rows are traced one by one, if one is.
+per_env: ContextVar[str] = ContextVar("per_env", default="")
 
 
-@contextmanager
-def tracing_for(replicas: int) -> Iterator[None]:
-    """Trace as one of `replicas` replicas sees it, so that gathered shapes are right."""
-    token = _replicas.set(replicas)
-    try:
-        yield
-    finally:
-        _replicas.reset(token)
+def mean(tree: T, *, approximate: bool = False) -> T:
+    """What replicas agree on, where each has a mean over its environments: the mean over all.
+
+    Any sum, mean or gradient over all environments will do, and whatever is linear in one. With
+    `approximate=True` it may be anything that a replica computes from its own environments: the
+    replicas' mean is taken, which need not be what one replica with all environments computes.
+    """
+    return _agree(tree, "mean", approximate=approximate)
 
 
-def traced_replicas() -> int:
-    """How many replicas the trace under way is for."""
-    return _replicas.get()
+def sum(tree: T) -> T:
+    """What replicas agree on, where each has a sum over its environments: the sum over all."""
+    return _agree(tree, "sum")
 
 
-def mean(tree: T) -> T:
-    """The mean of `tree` over the replicas that run this stage."""
-    leaves, structure = jax.tree.flatten(tree)
-    # All leaves in one equation: one exchange between replicas.
-    return jax.tree.unflatten(structure, mean_p.bind(*map(jnp.asarray, leaves)))
+def max(tree: T) -> T:
+    """What replicas agree on, where each has a maximum over its environments."""
+    return _agree(tree, "max")
+
+
+def min(tree: T) -> T:
+    """What replicas agree on, where each has a minimum over its environments."""
+    return _agree(tree, "min")
+
+
+def weighted_mean(x: Any, weight: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """The mean of `x` by `weight` over all environments: sum(x * weight) / sum(weight).
+
+    `weight` has the shape of `x`, or can be broadcast to it; a mask will do. 0 where all is 0.
+    """
+    x = jnp.asarray(x)
+    weight = jnp.broadcast_to(jnp.asarray(weight).astype(_inexact(x)), x.shape)
+    total, weights = sum((jnp.sum(x * weight, axis), jnp.sum(weight, axis)))
+    return total / jnp.where(weights == 0, 1, weights)
+
+
+def moments(x: Any, axis: int | tuple[int, ...] | None = None) -> tuple[jax.Array, jax.Array]:
+    """The mean and the variance of `x` over all environments and the other axes in `axis`."""
+    x = jnp.asarray(x).astype(_inexact(jnp.asarray(x)))
+    center = mean(jnp.mean(x, axis, keepdims=True))
+    spread = mean(jnp.mean((x - center) ** 2, axis))
+    return center.reshape(spread.shape), spread
 
 
 def gather(tree: T, axis: int = 0) -> T:
     """The rows of all replicas, in the order of the environments, along `axis`."""
-    replicas = _replicas.get()
-    return jax.tree.map(lambda x: gather_p.bind(x, axis=axis, replicas=replicas), tree)
+    return jax.tree.map(lambda x: _rows(gather_p, x, axis), tree)
 
 
-mean_p = Primitive("shoal_mean")
-mean_p.multiple_results = True
+def scatter(tree: T, axis: int = 0) -> T:
+    """A replica's own rows of what all replicas have whole: the inverse of `gather`."""
+    return jax.tree.map(lambda x: _rows(scatter_p, x, axis), tree)
+
+
+def _agree(tree: Any, how: str, *, approximate: bool = False) -> Any:
+    _refuse_inside(how)
+    leaves, structure = jax.tree.flatten(tree)
+    # All leaves in one equation: one exchange between replicas.
+    made = agree_p.bind(*map(jnp.asarray, leaves), how=how, approximate=approximate)
+    return jax.tree.unflatten(structure, made)
+
+
+def _rows(primitive: Any, x: Any, axis: int) -> Any:
+    _refuse_inside(primitive.name.removeprefix("shoal_"))
+    x = jnp.asarray(x)
+    if not -x.ndim <= axis < x.ndim:
+        raise TraceError(
+            f"shoal.{primitive.name.removeprefix('shoal_')} along axis {axis} "
+            f"of an array of shape {x.shape}",
+            "Name one of its axes.",
+        )
+    return primitive.bind(x, axis=axis % x.ndim)
+
+
+def _refuse_inside(how: str) -> None:
+    if stage := per_env.get():
+        raise TraceError(
+            f"shoal.{how} is called inside stage `{stage}`, which sees one environment at a time",
+            f"Call it outside `{stage}`, on what has a row for every environment "
+            "or was made from all of them.",
+        )
+
+
+def _inexact(x: Any) -> Any:
+    return x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.float32
+
+
+agree_p = Primitive("shoal_agree")
+agree_p.multiple_results = True
 gather_p = Primitive("shoal_gather")
+scatter_p = Primitive("shoal_scatter")
 
 
-@gather_p.def_abstract_eval
-def _gather_spec(x: Any, *, axis: int, replicas: int) -> Any:
-    shape = (*x.shape[:axis], x.shape[axis] * replicas, *x.shape[axis + 1 :])
-    return x.update(shape=shape)
+def _agree_tangents(primals: Any, tangents: Any, *, how: str, approximate: bool) -> Any:
+    told = dict(how="mean" if how == "mean" else "sum", approximate=approximate)
+    made = agree_p.bind(*map(ad.instantiate_zeros, tangents), **told)
+    return agree_p.bind(*primals, how=how, approximate=approximate), made
 
 
-def _gather_alone(x: Any, *, axis: int, replicas: int) -> Any:
-    assert replicas == 1, "a gather between replicas is lowered to a collective"
-    return x
+def _agree_transposed(cts: Any, *xs: Any, how: str, approximate: bool) -> Any:
+    return agree_p.bind(*map(ad.instantiate_zeros, cts), how=how, approximate=approximate)
 
 
-def _batch_gather(args: Any, dims: Any, *, axis: int, replicas: int) -> tuple[Any, Any]:
-    (x,), (d,) = args, dims
-    moved = jnp.moveaxis(x, d, 0)
-    return gather_p.bind(moved, axis=axis + 1, replicas=replicas), 0
+agree_p.def_abstract_eval(lambda *xs, **_: list(xs))
+agree_p.def_impl(lambda *xs, **_: list(xs))
+mlir.register_lowering(agree_p, mlir.lower_fun(lambda *xs, **_: list(xs), multiple_results=True))
+ad.primitive_jvps[agree_p] = _agree_tangents
+# In the loop it is the identity. Where replicas each use what they agreed on, what comes back is
+# each one's contribution, to be summed; where it is the same everywhere, it stays.
+ad.primitive_transposes[agree_p] = _agree_transposed
+batching.primitive_batchers[agree_p] = lambda args, dims, **told: (agree_p.bind(*args, **told), dims)
 
 
-def _mean_tangents(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return mean_p.bind(*primals), mean_p.bind(*map(ad.instantiate_zeros, tangents))
+def _register(primitive: Any, inverse: Any) -> None:
+    primitive.def_abstract_eval(lambda x, **_: x)
+    primitive.def_impl(lambda x, **_: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda x, **_: x, multiple_results=False))
+
+    def batch(args: Any, dims: Any, *, axis: int) -> tuple[Any, Any]:
+        moved = jnp.moveaxis(args[0], dims[0], 0)
+        return primitive.bind(moved, axis=axis + 1), 0
+
+    ad.deflinear2(primitive, lambda ct, _, *, axis: [_linear(inverse, ct, axis)])
+    batching.primitive_batchers[primitive] = batch
 
 
-mean_p.def_abstract_eval(lambda *xs: list(xs))
-mean_p.def_impl(lambda *xs: list(xs))
-gather_p.def_impl(_gather_alone)
-mlir.register_lowering(mean_p, mlir.lower_fun(lambda *xs: list(xs), multiple_results=True))
-mlir.register_lowering(gather_p, mlir.lower_fun(_gather_alone, multiple_results=False))
-# A mean is linear, and its own transpose.
-ad.primitive_jvps[mean_p] = _mean_tangents
-ad.primitive_transposes[mean_p] = lambda cts, *xs: mean_p.bind(*map(ad.instantiate_zeros, cts))
-batching.primitive_batchers[mean_p] = lambda args, dims: (mean_p.bind(*args), dims)
-batching.primitive_batchers[gather_p] = _batch_gather
+def _linear(primitive: Any, ct: Any, axis: int) -> Any:
+    return ct if type(ct) is ad.Zero else primitive.bind(ct, axis=axis)
+
+
+_register(gather_p, scatter_p)
+_register(scatter_p, gather_p)

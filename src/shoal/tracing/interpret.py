@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from shoal.graph.ir import Agree, Glue, Graph, Loop, Node, Stage
+from shoal.graph.ir import Graph, Loop, Node, Stage
 from shoal.tracing.hosting import Given, Task
-from shoal.tracing.jaxprs import Code, Fixed, bind, opened
+from shoal.tracing.equations import bind, opened
+from shoal.tracing.jaxprs import Code, Fixed
 
 Env = dict[str, Any]
 Look = Callable[[str, str], str]
@@ -41,7 +43,7 @@ def run_nodes(nodes: Iterable[Node], env: Env, look: Look = as_written, run: Run
         match node:
             case Loop():
                 run_loop(node, env, look, run)
-            case Stage() | Glue() | Agree():
+            case _:
                 env.update(
                     run_code(node.code, {v: env[look(node.name, v)] for v in node.reads}, run)
                 )
@@ -54,12 +56,16 @@ def run_code(code: Code, seen: Mapping[str, Any], run: Run = bind) -> Env:
     return {name: x for name, x in zip(code.outs, results, strict=True) if name is not None}
 
 
-def host_task(node: Stage) -> Task:
-    """What calls the Python behind a host stage, outside XLA."""
+def host_task(node: Stage, rows: int) -> Task:
+    """What calls the Python behind a host stage, outside XLA, with `rows` environments."""
     jaxpr, _ = opened(node.code.equation.params["jaxpr"])
     (call,) = (e for e in jaxpr.eqns if e.primitive.name == "pure_callback")
     callback = call.params["callback"]
-    plain = getattr(getattr(callback, "callback_func", None), "plain", None)
+    python = getattr(callback, "callback_func", None)
+    if node.per == "env":
+        python = python.with_rows(rows)
+        callback = replace(callback, callback_func=python)
+    plain = getattr(python, "plain", None)
     # The stage's own arguments and results may come in another order than its Python's.
     place = {v: i for i, v in enumerate(jaxpr.invars)}
     refs = [Given(a.value) if isinstance(a, Fixed) else a for a in node.code.args]

@@ -1,34 +1,35 @@
-"""All that Shoal knows about jaxprs: reading one into a graph, and running one equation."""
+"""Reading a jaxpr into a graph."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend import core as jex
 
-from shoal.errors import TraceError, is_core, short_place
-from shoal.graph.ir import Agree, Carry, Glue, Graph, Link, Loop, Node, Stage, Value
-from shoal.tracing.agree import gather_p, mean_p
-from shoal.tracing.stage import Mark, mark_of, output_names
-
-_JAX = os.path.dirname(os.path.abspath(jax.__file__))
-CALLS = (
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "remat",
-    "remat2",
-    "checkpoint",
+from shoal.errors import TraceError
+from shoal.graph.ir import Agree, Carry, Choice, Glue, Graph, Link, Loop, Node, Stage, Value
+from shoal.graph.layout import REPLICATED, Findings, Layout, Replicated, Sharded
+from shoal.tracing.agree import agree_p
+from shoal.tracing.equations import (
+    CALLS,
+    below,
+    equation_mark,
+    holds,
+    inner,
+    is_agreement,
+    is_stage,
+    opened,
+    place_of,
+    scan_counts,
 )
+from shoal.tracing.flow import LOST, Flow
+from shoal.tracing.local import Held, Local
+from shoal.tracing.stage import Mark, output_names
 
 _SPOKEN = {"while": "lax.while_loop", "cond": "lax.cond"}
 
@@ -50,80 +51,34 @@ class Code:
     equation: Any
     args: tuple[Ref, ...]
     outs: tuple[str | None, ...]
-    label: str = ""
 
+    def layouts(
+        self, known: Mapping[str, Layout], count: int, findings: Findings
+    ) -> dict[str, Layout]:
+        """How what it writes lies over replicas, by how what it reads does."""
+        ins = [known[a] if isinstance(a, str) else REPLICATED for a in self.args]
+        return self._named(self._flow(ins, Flow(count, findings)))
 
-def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The jaxpr (and its constants) that a call-like equation or a scan holds."""
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in equation.params:
-            return opened(equation.params[key])
-    return None
+    def _flow(self, ins: Sequence[Layout], flow: Flow) -> Sequence[Layout]:
+        if self.equation is None:
+            return ins
+        mark = equation_mark(self.equation)
+        if mark is None or not mark.host:
+            return flow.equation(self.equation, ins)
+        if all(isinstance(x, Replicated) for x in ins):
+            return [REPLICATED] * len(self.outs)
+        # A host stage per environment promises that rows stay apart; what has none, all share.
+        rows = [x for x in ins if not isinstance(x, Replicated)]
+        apart = mark.per == "env" and all(x == Sharded(0) for x in rows)
+        return [Sharded(0) if apart else LOST] * len(self.outs)
 
+    def on_share(self, held: Mapping[str, Held], local: Local) -> dict[str, Held]:
+        """What it writes on a replica's share, given what it reads."""
+        args = [held[a] if isinstance(a, str) else Held(a.value) for a in self.args]
+        return self._named(args if self.equation is None else local.equation(self.equation, args))
 
-def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants, whichever way this version of JAX keeps them."""
-    if isinstance(jaxpr, jex.ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, tuple(getattr(jaxpr, "consts", ()))
-
-
-def below(equation: Any) -> Iterator[Any]:
-    """Every jaxpr that an equation holds, whatever its kind."""
-    for value in equation.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, (jex.ClosedJaxpr, jex.Jaxpr)):
-                yield opened(item)[0]
-
-
-def equation_mark(equation: Any) -> Mark | None:
-    """The mark of the stage that `equation` calls, if it calls one."""
-    return mark_of(equation.params["name"]) if equation.primitive.name in ("jit", "pjit") else None
-
-
-def holds(equation: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether `equation`, or any equation inside it, is `wanted`."""
-    return wanted(equation) or any(
-        holds(e, wanted) for jaxpr in below(equation) for e in jaxpr.eqns
-    )
-
-
-def is_agreement(equation: Any) -> bool:
-    """Whether replicas agree in `equation`."""
-    return equation.primitive in (mean_p, gather_p)
-
-
-def is_stage(equation: Any) -> bool:
-    """Whether `equation` calls a stage."""
-    return equation_mark(equation) is not None
-
-
-def place_of(equation: Any) -> str:
-    """The user's source line that made `equation`."""
-    traceback = equation.source_info.traceback
-    if traceback is None:
-        return ""
-    frames = [f for f in traceback.frames if not f.file_name.startswith((_JAX, "<"))]
-    own = [f for f in frames if not is_core(f.file_name)]
-    chosen = (own or frames)[:1]
-    return short_place(chosen[0].file_name, chosen[0].line_num) if chosen else ""
-
-
-def scan_counts(equation: Any) -> tuple[int, int]:
-    """How many constants and how many carried values a scan has.
-
-    Versions of JAX write this down in different ways; the ranks of its values always tell: what is
-    looped over or stacked has one axis more outside than inside.
-    """
-    jaxpr, _ = opened(equation.params["jaxpr"])
-    looped = sum(_has_more_axes(*pair) for pair in zip(equation.invars, jaxpr.invars, strict=True))
-    stacked = sum(_has_more_axes(*p) for p in zip(equation.outvars, jaxpr.outvars, strict=True))
-    carried = len(equation.outvars) - stacked
-    return len(equation.invars) - looped - carried, carried
-
-
-def _has_more_axes(outer: Any, inner: Any) -> bool:
-    return len(outer.aval.shape) > len(inner.aval.shape)
+    def _named(self, made: Sequence[Any]) -> dict[str, Any]:
+        return {name: x for name, x in zip(self.outs, made, strict=True) if name is not None}
 
 
 def value_of(name: str, aval: Any) -> Value:
@@ -222,14 +177,15 @@ class Reader:
             out = wanted.get(var) or self.value(f"{scope}{base}{labels[i]}", var.aval)
             env[var] = out
             outs.append(out)
-        code = Code(equation, args, tuple(outs), equation.params["name"] if mark else "")
+        code = Code(equation, args, tuple(outs))
         if mark:
             return [self.stage(mark, code, scope)]
         if is_agreement(equation):
+            how = equation.params["how"] if equation.primitive is agree_p else kind[6:]
             return [
                 Agree(
-                    self.name(f"{scope}{kind[6:]}"),
-                    kind[6:],
+                    self.name(f"{scope}{how}"),
+                    how,
                     _names(args),
                     _made(outs),
                     place_of(equation),
@@ -258,7 +214,7 @@ class Reader:
             body = Graph((), (), tuple(nodes))
         return Stage(
             name, mark.name, mark.per, _names(code.args), _made(code.outs), mark.source,
-            mark.host, mark.on_policy, agrees, "", body, code,
+            mark.host, mark.on_policy, agrees, body, code,
         )  # fmt: skip
 
     def container(self, code: Code, scope: str) -> list[Node]:
@@ -272,12 +228,26 @@ class Reader:
                 for o, v in zip(code.outs, equation.outvars, strict=True)
             ]
             return self.body(*found, code.args, outs, scope)
-        raise TraceError(
-            f"{_what_is_in(equation)} inside `{_SPOKEN.get(kind, kind)}`, which can't be cut",
-            "Use lax.scan for loops that hold stages, "
-            "and jnp.where or a stage of its own for choices.",
-            place_of(equation),
+        return [self.choice(code, scope)]
+
+    def choice(self, code: Code, scope: str) -> Node:
+        """An equation that holds stages and can't be cut: they all run where it does."""
+        equation, kind = code.equation, code.equation.primitive.name
+        marks = list(dict.fromkeys(marks_in(equation)))
+        if host := next((m for m in marks if m.host), None):
+            raise TraceError(
+                f"host stage `{host.name}` ({host.source}) is called inside "
+                f"`{_SPOKEN.get(kind, kind)}`, which is compiled whole",
+                "Call it from tick or inside lax.scan, and choose with jnp.where among what it "
+                "returns.",
+                place_of(equation),
+            )
+        stages = tuple(
+            Stage(m.name, m.name, m.per, (), (), m.source, on_policy=m.on_policy) for m in marks
         )
+        name, agrees = self.name(f"{scope}{kind}"), holds(equation, is_agreement)
+        reads, writes = _names(code.args), _made(code.outs)
+        return Choice(name, kind, stages, reads, writes, place_of(equation), agrees, code)
 
     def loop(self, code: Code, scope: str) -> list[Node]:
         """A scan as a loop node, with its constants read by their outer names."""
@@ -361,26 +331,11 @@ def _tail(ref: Ref) -> str:
     return re.sub(r"^(in|out)\.", "", ref.rsplit("/", 1)[-1].rstrip("'"))
 
 
-def _what_is_in(equation: Any) -> str:
+def marks_in(equation: Any) -> Iterator[Mark]:
+    """The marks of all stages that are called inside an equation, those inside stages not."""
     for jaxpr in below(equation):
         for e in jaxpr.eqns:
-            mark = equation_mark(e)
-            if mark:
-                return f"stage `{mark.name}` ({mark.source}) is called"
-            if holds(e, is_stage):
-                return _what_is_in(e)
-    return "replicas agree"
-
-
-def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
-    """Which leaves of its arguments (arrays, or their specs) a function makes anything of."""
-    jaxpr, _ = opened(jax.make_jaxpr(function)(*args))
-    read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
-    read |= {id(v) for v in jaxpr.outvars}
-    return [id(v) in read for v in jaxpr.invars]
-
-
-def bind(equation: Any, args: Sequence[Any]) -> list[Any]:
-    """Run one equation on `args`."""
-    out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(equation.params))
-    return list(out) if equation.primitive.multiple_results else [out]
+            if mark := equation_mark(e):
+                yield mark
+            else:
+                yield from marks_in(e)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
@@ -15,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.errors import TraceError, short_place
-from shoal.tracing.agree import gather, mean, traced_replicas
+from shoal.tracing.agree import gather, mean, per_env
 from shoal.tracing.hosting import PlainCall, as_spec
+from shoal.tracing.rowwise import map_rows
 
 __all__ = ["Mark", "Stage", "gather", "host", "mark_of", "mean", "stage"]
 
@@ -35,9 +35,7 @@ class Mark:
 _NO_LAG = "Use lag=0, or an algorithm that corrects for the lag."
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[tuple[str, int], tuple[str, ...]] = {}
-_per_env: ContextVar[str] = ContextVar("per_env", default="")
-# A stage's name and number; in a traced call, then how many leaves are rows and how many shared.
-_LABEL = re.compile(r"^(?P<stage>.+@(?P<index>\d+))(:(?P<rows>\d+):(?P<shared>\d+))?$")
+_LABEL = re.compile(r"^.+@(?P<index>\d+)$")  # a stage's name and number
 
 
 def mark_of(label: str) -> Mark | None:
@@ -48,20 +46,7 @@ def mark_of(label: str) -> Mark | None:
 
 def output_names(label: str, count: int) -> tuple[str, ...]:
     """The names of the `count` leaves that the stage behind `label` returned when last traced."""
-    found = _LABEL.match(label)
-    return _OUTPUTS.get((found["stage"], count), ()) if found else ()
-
-
-def are_rows(label: str, args: int) -> list[bool]:
-    """Which of a traced call's arguments are rows: those passed by position.
-
-    What the function reads from around itself comes first, what is passed by keyword last.
-    """
-    found = _LABEL.match(label)
-    assert found
-    rows, shared = int(found["rows"]), int(found["shared"])
-    first = args - rows - shared
-    return [first <= i < first + rows for i in range(args)]
+    return _OUTPUTS.get((label, count), ())
 
 
 @overload
@@ -121,12 +106,7 @@ def host(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (rows, shared)
             )
             wanted = returns(*specs[0], **specs[1])
-
-            def python(*rows: Any, **shared: Any) -> Any:
-                rows, shared = jax.tree.map(np.asarray, (rows, shared))
-                return as_wanted(function(*fixed, *rows, **shared), wanted)
-
-            python.plain = _plain(function, fixed, (rows, shared), wanted)  # type: ignore[attr-defined]
+            python = _python(function, fixed, (rows, shared), wanted)
             return jax.pure_callback(python, wanted, *rows, **shared)
 
         return Stage(called, label_of(mark), partial(_again, function, mark, returns))
@@ -134,9 +114,29 @@ def host(
     return wrap
 
 
+def _python(
+    function: Callable[..., Any], fixed: tuple[Any, ...], args: tuple[Any, Any], wanted: Any
+) -> Callable[..., Any]:
+    """A host stage's function as XLA calls it; `with_rows` gives it for as many environments."""
+
+    def python(*rows: Any, **shared: Any) -> Any:
+        rows, shared = jax.tree.map(np.asarray, (rows, shared))
+        return as_wanted(function(*fixed, *rows, **shared), wanted)
+
+    def with_rows(rows: int) -> Callable[..., Any]:
+        some = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype), wanted
+        )
+        return _python(function, fixed, args, some)
+
+    python.plain = _plain(function, fixed, args, wanted)  # type: ignore[attr-defined]
+    python.with_rows = with_rows  # type: ignore[attr-defined]
+    return python
+
+
 def check_not_inside(mark: Mark) -> Mark:
     """Check that a host stage isn't called by a stage that Shoal batches, and so compiles."""
-    if outer := _per_env.get():
+    if outer := per_env.get():
         raise TraceError(
             f"host stage `{mark.name}` is called inside stage `{outer}`, "
             "which is compiled for all environments at once",
@@ -180,15 +180,11 @@ class Stage:
             _OUTPUTS[label, len(paths)] = tuple(path_name(path) for path in paths)
             return out
 
-        # Gathered shapes depend on the number of replicas, which JAX's own trace cache can't see.
-        self._jitted = functools.lru_cache(
-            lambda replicas, rows, shared: jax.jit(_alias(named, f"{label}:{rows}:{shared}"))
-        )
+        self._jitted = jax.jit(_alias(named, label))
 
     def __call__(self, *args: Any, **shared: Any) -> Any:
         """What the function returns; `args` are rows where it is per environment."""
-        counts = [len(jax.tree.leaves(tree)) for tree in (args, shared)]
-        return self._jitted(traced_replicas(), *counts)(*args, **shared)
+        return self._jitted(*args, **shared)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process, it is marked again there."""
@@ -231,11 +227,11 @@ def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
         # A bound settings object comes first and has no rows.
         fixed, rows = _split_self(function, args)
         check_rows(rows, mark)
-        outer = _per_env.set(mark.name)
+        outer = per_env.set(mark.name)
         try:
-            return jax.vmap(lambda *row: function(*fixed, *row, **shared))(*rows)
+            return map_rows(lambda *row: function(*fixed, *row, **shared), rows)
         finally:
-            _per_env.reset(outer)
+            per_env.reset(outer)
 
     return batched
 

@@ -13,9 +13,8 @@ import jax
 from shoal.errors import ShoalError, TraceError, user_place
 from shoal.graph.ir import Graph
 from shoal.graph.rules import check_graph
-from shoal.tracing.agree import tracing_for
 from shoal.tracing.jaxprs import Reader
-from shoal.tracing.rows import annotate
+from shoal.tracing.rows import annotate, axis_of
 from shoal.tracing.stage import path_name, source_of
 
 
@@ -52,26 +51,42 @@ class Origin:
         return init(jax.random.key(seed))
 
     @functools.cache  # noqa: B019  an origin lives as long as its graphs
-    def at(self, envs: int, replicas: int = 1) -> Graph:
-        """The graph as one of `replicas` replicas with `envs` environments sees it; no axes yet."""
-        with tracing_for(replicas):
-            return _read(self, envs)
+    def at(self, envs: int) -> Graph:
+        """The graph with `envs` environments; no axes yet."""
+        return _read(self, envs)
 
     @functools.cache  # noqa: B019  as above
     def annotated(self, envs: int) -> Graph:
         """The graph with the environment axis of every value, and where it comes from."""
-        graph = annotate(self.at(envs), self.at(2 * envs), envs)
+        graph = self.at(envs)
+        graph = annotate(graph, self._carried(graph, envs), self._wide(envs), envs)
         where = getattr(self.env, "name", self.env) or "its own loop"
         called = getattr(self.algorithm, "title", type(self.algorithm).__name__)
         title = f"{called} on {where}"
         return check_graph(replace(graph, envs=envs, title=title, origin=self))
 
+    def _carried(self, graph: Graph, envs: int) -> dict[str, int]:
+        """The environment axes of what is carried: where its shape follows their number."""
+        wide = jax.tree.leaves(self.spec(2 * envs))
+        found = {
+            name: axis_of(graph.values[name].shape, s.shape, envs)
+            for name, s in zip(graph.inputs, wide, strict=len(wide) == len(graph.inputs))
+        }
+        return {name: axis for name, axis in found.items() if axis is not None}
+
+    def _wide(self, envs: int) -> Graph | None:
+        """The graph with twice as many environments, if the loop can be traced so."""
+        try:
+            return self.at(2 * envs)
+        except ShoalError:
+            return None
+
 
 def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
     """The graph of `algorithm`'s tick with `envs` environments.
 
-    The loop is traced at `envs` and at twice as many environments; an axis that follows the count
-    is the environment axis.
+    What is carried and grows with the number of environments has a row for each of them; what
+    else has rows follows from what the loop does with these.
     """
     if envs < 1:
         raise TraceError(

@@ -1,0 +1,195 @@
+"""How a value lies over the replicas of a fragment, each of which holds some of the environments.
+
+The program of every replica is derived from the one trace of the whole loop, so a value is always
+the whole value of that trace; a layout says what of it a replica has. `Replicated`: all of it.
+`Sharded`: its own rows. `Partial`: a summand (or candidate for a maximum or minimum), the whole
+being the sum over replicas. `Varying`: something else, from which the whole can't be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The operation that replicas came to differ by: its name, line, and the node it stands in."""
+
+    op: str = ""
+    source: str = ""
+    node: str = ""
+
+
+NO_CAUSE = Cause()
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """The same on every replica. Along the axes in `uniform` all rows are equal too."""
+
+    uniform: frozenset[int] = field(default=frozenset(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A replica's own rows: `axis` is `before` x environments x `after` long.
+
+    `own`: what a replica computed from its share alone went into its rows, so that they are
+    only an approximation of the loop's.
+    """
+
+    axis: int
+    before: int = 1
+    after: int = 1
+    own: bool = False
+    cause: Cause = field(default=NO_CAUSE, compare=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axis is that of the environments alone."""
+        return self.before == self.after == 1
+
+    def at(self, axis: int) -> Sharded:
+        """The same rows along another axis."""
+        return replace(self, axis=axis)
+
+    def size(self, rows: int) -> int:
+        """How long the axis is with so many environments."""
+        return self.before * rows * self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A replica's contribution: the whole is the sum (`max`, `min`) over all replicas."""
+
+    how: str = "sum"
+    own: bool = False
+    cause: Cause = field(default=NO_CAUSE, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """Something of each replica's own.
+
+    `runs`: it is what the loop computes, had all replicas the rows that this one has; it may be
+    averaged as an approximation. Otherwise it can't even be computed on a share.
+    """
+
+    runs: bool = False
+    cause: Cause = field(default=NO_CAUSE, compare=False)
+
+
+Layout = Replicated | Sharded | Partial | Varying
+REPLICATED = Replicated()
+ESTIMATE = Varying(runs=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why replicas can't run a node: what, what to do, and which line of the loop."""
+
+    what: str
+    fix: str
+    source: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a walk over a node finds beside layouts.
+
+    `faults` forbid the cut; `numbered` are the lines that need to know which environments a
+    replica holds; `approximate` are the lines at which replicas agree approximately.
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    numbered: list[str] = field(default_factory=list)
+    approximate: list[str] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        """Take over what another walk found."""
+        for mine, more in zip(
+            (self.faults, self.numbered, self.approximate),
+            (other.faults, other.numbered, other.approximate),
+            strict=True,
+        ):
+            mine += [x for x in more if x not in mine]  # type: ignore[operator]
+
+
+def is_exact(layout: Layout) -> bool:
+    """Whether what replicas hold together is the loop's own value."""
+    return not isinstance(layout, Varying) and not getattr(layout, "own", False)
+
+
+def cause_of(layout: Layout) -> Cause:
+    """What made a value differ between replicas."""
+    return getattr(layout, "cause", NO_CAUSE)
+
+
+def with_cause(layout: Layout, cause: Cause) -> Layout:
+    """`layout` with what made it so, unless that is known already."""
+    if isinstance(layout, Replicated) or layout.cause != NO_CAUSE:
+        return layout
+    return replace(layout, cause=cause)
+
+
+def in_node(layout: Layout, node: str, source: str) -> Layout:
+    """`layout` with the node that its cause stands in, unless that is known already."""
+    if isinstance(layout, Replicated) or layout.cause.node:
+        return layout
+    cause = layout.cause
+    return replace(layout, cause=Cause(cause.op, cause.source or source, node))
+
+
+def join(a: Layout, b: Layout) -> Layout:
+    """The layout that both can be brought to: of a value that comes from either of two places."""
+    match a, b:
+        case Replicated(), Replicated():
+            return Replicated(a.uniform & b.uniform)
+        case _ if a == b:
+            return a
+        case (Replicated(), other) | (other, Replicated()):
+            return other
+        case (Sharded() as x, Sharded() as y) if x.own != y.own and replace(x, own=y.own) == y:
+            return replace(x, own=True)
+        case (Partial() as x, Partial() as y) if x.how == y.how:
+            return replace(x, own=True)
+        case (Varying(), Partial() | Varying()) | (Partial(), Varying() | Partial()):
+            runs = all(getattr(x, "runs", True) for x in (a, b))
+            return Varying(runs=runs, cause=cause_of(a))
+        case _:
+            return Varying(cause=cause_of(a) if cause_of(a) != NO_CAUSE else cause_of(b))
+
+
+def inside(layout: Layout) -> Layout:
+    """The layout of one slice along the first axis; rows can't be sliced apart."""
+    match layout:
+        case Sharded(axis) if axis > 0:
+            return layout.at(axis - 1)
+        case Sharded():
+            return Varying(cause=layout.cause)
+        case Replicated(uniform):
+            return Replicated(frozenset(i - 1 for i in uniform if i > 0))
+        case _:
+            return layout
+
+
+def outside(layout: Layout) -> Layout:
+    """The layout of slices stacked along a new first axis."""
+    match layout:
+        case Sharded(axis):
+            return layout.at(axis + 1)
+        case Replicated(uniform):
+            return Replicated(frozenset(i + 1 for i in uniform))
+        case _:
+            return layout
+
+
+def layout_json(layout: Layout) -> dict[str, Any]:
+    """A layout as plain data, for prints."""
+    found: dict[str, Any] = {"kind": type(layout).__name__.lower()}
+    if isinstance(layout, Sharded):
+        found["axis"] = layout.axis
+    if isinstance(layout, Partial):
+        found["how"] = layout.how
+    return found

@@ -1,0 +1,117 @@
+"""All that Shoal knows about JAX's equations: what they hold, where they come from, running one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from shoal.errors import is_core, short_place
+from shoal.tracing.agree import agree_p, gather_p, scatter_p
+from shoal.tracing.stage import Mark, mark_of
+
+_JAX = os.path.dirname(os.path.abspath(jax.__file__))
+CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+)
+
+
+def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The jaxpr (and its constants) that a call-like equation or a scan holds."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in equation.params:
+            return opened(equation.params[key])
+    return None
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants, whichever way this version of JAX keeps them."""
+    if isinstance(jaxpr, jex.ClosedJaxpr):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, tuple(getattr(jaxpr, "consts", ()))
+
+
+def below(equation: Any) -> Iterator[Any]:
+    """Every jaxpr that an equation holds, whatever its kind."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (jex.ClosedJaxpr, jex.Jaxpr)):
+                yield opened(item)[0]
+
+
+def equation_mark(equation: Any) -> Mark | None:
+    """The mark of the stage that `equation` calls, if it calls one."""
+    return mark_of(equation.params["name"]) if equation.primitive.name in ("jit", "pjit") else None
+
+
+def holds(equation: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether `equation`, or any equation inside it, is `wanted`."""
+    return wanted(equation) or any(
+        holds(e, wanted) for jaxpr in below(equation) for e in jaxpr.eqns
+    )
+
+
+def is_agreement(equation: Any) -> bool:
+    """Whether replicas agree in `equation`."""
+    return equation.primitive in (agree_p, gather_p, scatter_p)
+
+
+def is_stage(equation: Any) -> bool:
+    """Whether `equation` calls a stage."""
+    return equation_mark(equation) is not None
+
+
+def place_of(equation: Any) -> str:
+    """The user's source line that made `equation`."""
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return ""
+    frames = [f for f in traceback.frames if not f.file_name.startswith((_JAX, "<"))]
+    own = [f for f in frames if not is_core(f.file_name)]
+    chosen = (own or frames)[:1]
+    return short_place(chosen[0].file_name, chosen[0].line_num) if chosen else ""
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """How many constants and how many carried values a scan has.
+
+    Versions of JAX write this down in different ways; the ranks of its values always tell: what is
+    looped over or stacked has one axis more outside than inside.
+    """
+    jaxpr, _ = opened(equation.params["jaxpr"])
+    looped = sum(_has_more_axes(*pair) for pair in zip(equation.invars, jaxpr.invars, strict=True))
+    stacked = sum(_has_more_axes(*p) for p in zip(equation.outvars, jaxpr.outvars, strict=True))
+    carried = len(equation.outvars) - stacked
+    return len(equation.invars) - looped - carried, carried
+
+
+def _has_more_axes(outer: Any, inner: Any) -> bool:
+    return len(outer.aval.shape) > len(inner.aval.shape)
+
+
+def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
+    """Which leaves of its arguments (arrays, or their specs) a function makes anything of."""
+    jaxpr, _ = opened(jax.make_jaxpr(function)(*args))
+    read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
+    read |= {id(v) for v in jaxpr.outvars}
+    return [id(v) in read for v in jaxpr.invars]
+
+
+def bind(
+    equation: Any, args: Sequence[Any], params: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """Run one equation on `args`, with some of its parameters replaced."""
+    told = equation.params | params if params else equation.params
+    out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(told))
+    return list(out) if equation.primitive.multiple_results else [out]

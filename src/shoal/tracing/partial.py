@@ -1,0 +1,125 @@
+"""What replicas may do with a contribution so that it stays one: linear, or monotone, operations.
+
+A rule answers for an operation of whose operands at least one is `Partial`; None: what comes out
+is no contribution any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from shoal.graph.layout import Layout, Partial, Replicated
+from shoal.tracing.steps import Operation, Step
+
+_MOVES = frozenset(  # numbers change places, and nothing else
+    {
+        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "dynamic_slice"),
+        *("rev", "copy", "copy_p", "concatenate", "split", "optimization_barrier", "name"),
+        *("dynamic_update_slice", "gather", "select_n", "stop_gradient"),
+    }
+)
+_LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_window_sum"})
+_RISING = frozenset({"exp", "log", "log1p", "expm1", "tanh", "sqrt", "logistic", "floor", "ceil"})
+_RISING |= frozenset({"round", "sign", "cbrt", "atan", "asinh", "erf", "exp2"})
+_OPPOSITE = {"max": "min", "min": "max"}
+
+
+def partial_step(op: Operation) -> Step | None:
+    """How an operation on contributions runs, if what it makes is a contribution too."""
+    parts = {x for x in op.ins if isinstance(x, Partial)}
+    others = [x for x in op.ins if not isinstance(x, Partial)]
+    if len(parts) != 1 or not all(isinstance(x, Replicated) for x in others):
+        return None
+    (part,) = parts
+    found = _sums(op, part) if part.how == "sum" else _extremes(op, part)
+    return found or _moves(op, part)
+
+
+def _moves(op: Operation, part: Partial) -> Step | None:
+    """Operations that put numbers in other places, by what all replicas have."""
+    kind = op.equation.primitive.name
+    if kind not in _MOVES or (kind == "gather" and not _gathers_what_is_there(op)):
+        return None
+    data = {"dynamic_slice": 1, "gather": 1, "dynamic_update_slice": 2}.get(kind)
+    if kind == "select_n":
+        moved = (op.ins[0], *(part for _ in op.ins[1:]))
+        return _made(op, moved, part) if isinstance(op.ins[0], Replicated) else None
+    count = len(op.ins) if data is None else data
+    if not all(isinstance(x, Replicated) for x in op.ins[count:]):
+        return None
+    return _made(op, (*(part for _ in op.ins[:count]), *op.ins[count:]), part)
+
+
+def _made(op: Operation, ins: tuple[Layout, ...], out: Partial) -> Step:
+    return Step(ins, (out,) * len(op.equation.outvars))
+
+
+def _gathers_what_is_there(op: Operation) -> bool:
+    """Whether nothing is filled in: a filling of whole numbers would be summed up."""
+    filled = "fill" in str(op.params.get("mode")).lower()
+    return not filled or jnp.issubdtype(op.equation.outvars[0].aval.dtype, jnp.inexact)
+
+
+def _sums(op: Operation, part: Partial) -> Step | None:
+    kind = op.equation.primitive.name
+    both = (part,) * len(op.ins)
+    if kind in ("add", "sub", "add_any"):
+        return _made(op, both, part)
+    if kind in _LINEAR:
+        return _made(op, op.ins, part)
+    one = sum(isinstance(x, Partial) for x in op.ins) == 1
+    if kind in ("mul", "dot_general", "conv_general_dilated") and one:
+        return _made(op, op.ins, part)
+    if kind == "div" and one and isinstance(op.ins[0], Partial):
+        return _made(op, op.ins, part)
+    if kind == "convert_element_type" and _keeps_sums(op):
+        return _made(op, op.ins, part)
+    if kind == "pad" and _is_zero(op.equation.invars[1]):
+        return _made(op, op.ins, part)
+    if kind in ("scatter-add", "scatter_add") and isinstance(op.ins[1], Replicated):
+        return _made(op, (part, op.ins[1], part), part)
+    return None
+
+
+def _extremes(op: Operation, part: Partial) -> Step | None:
+    kind = op.equation.primitive.name
+    if kind == f"reduce_{part.how}" or kind == part.how or kind in _RISING:
+        return _made(op, op.ins, part)
+    logical = {("max", "or"), ("max", "reduce_or"), ("min", "and"), ("min", "reduce_and")}
+    if (part.how, kind) in logical and op.equation.outvars[0].aval.dtype == np.bool_:
+        return _made(op, op.ins, part)
+    if kind in ("neg", "not") and (kind == "neg" or op.equation.outvars[0].aval.dtype == np.bool_):
+        return _made(op, op.ins, Partial(_OPPOSITE[part.how], part.own))
+    if kind == "convert_element_type" and _keeps_order(op):
+        return _made(op, op.ins, part)
+    one = sum(isinstance(x, Partial) for x in op.ins) == 1
+    inexact = jnp.issubdtype(op.equation.outvars[0].aval.dtype, jnp.inexact)
+    if one and inexact and (kind == "add" or (kind == "sub" and isinstance(op.ins[0], Partial))):
+        return _made(op, op.ins, part)
+    return None
+
+
+def _keeps_sums(op: Operation) -> bool:
+    old, new = op.equation.invars[0].aval.dtype, op.equation.outvars[0].aval.dtype
+    return old != np.bool_ and (
+        jnp.issubdtype(new, jnp.inexact) or (jnp.issubdtype(old, jnp.integer) and _widens(old, new))
+    )
+
+
+def _widens(old: Any, new: Any) -> bool:
+    return jnp.issubdtype(new, jnp.integer) and jnp.iinfo(new).bits >= jnp.iinfo(old).bits
+
+
+def _keeps_order(op: Operation) -> bool:
+    old, new = op.equation.invars[0].aval.dtype, op.equation.outvars[0].aval.dtype
+    if old == np.bool_ or jnp.issubdtype(new, jnp.floating):
+        return not jnp.issubdtype(old, jnp.complexfloating)
+    return jnp.issubdtype(old, jnp.integer) and _widens(old, new) and (old.kind == new.kind)
+
+
+def _is_zero(atom: Any) -> bool:
+    return isinstance(atom, jex.Literal) and bool(np.all(np.asarray(atom.val) == 0))
