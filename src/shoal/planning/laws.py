@@ -74,7 +74,6 @@ def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
     pairs += [(v, v) for _, v in read]
     turned = [c for loop, _ in sites.loops for c in loop.carries if not c.unchanged]
     pairs += [(v, c.before) for c in turned for v in (c.first, c.after)]
-    pairs += [(link.inner, link.inner) for loop, _ in sites.loops for link in loop.stacks]
     wanted: dict[str, str] = {}
     for value, like in reversed(pairs):
         wanted[value] = like

@@ -110,7 +110,7 @@ def chances_and_value(
 def expect(
     params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout
 ) -> Expected:
-    """What the networks make of a rollout."""
+    """What the networks make of a rollout; nothing is learnt through what comes next."""
     if params.memory:
         return _recall(params, features, rollout)
 
@@ -121,12 +121,16 @@ def expect(
     features_t, seen_t, value_t = look(rollout.obs)
     # A step leads to what the next one acts on, save where the time was up: a fresh start.
     next_value_t = jnp.concatenate([value_t[1:], look(rollout.after)[2][None]])
-    next_value_t = _where_late(rollout, params, features, next_value_t)
+    fixed, next_value_t = lax.stop_gradient((params, next_value_t))
+    next_value_t = _where_late(rollout, fixed, features, next_value_t)
     return Expected(features_t, (), seen_t, value_t, next_value_t)
 
 
 def _where_late(
-    rollout: Rollout, params: ActorCritic, features: Callable[[Any], jax.Array], otherwise: jax.Array
+    rollout: Rollout,
+    params: ActorCritic,
+    features: Callable[[Any], jax.Array],
+    otherwise: jax.Array,
 ) -> jax.Array:
     """What is expected after steps whose time was up, from what they led to; others as they are."""
 
@@ -136,10 +140,8 @@ def _where_late(
     def row(late: jax.Array, seen: jax.Array, other: jax.Array) -> jax.Array:
         return where_rarely(late, look, (params, seen), other)
 
-    seen_t = features(rollout.last_obs)
-    flat = jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[2:]), (rollout.truncated, seen_t, otherwise)
-    )
+    rows = (rollout.truncated, features(rollout.last_obs), otherwise)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
     return map_rows(row, flat).reshape(otherwise.shape)
 
 

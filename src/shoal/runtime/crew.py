@@ -142,8 +142,8 @@ class CompiledCrew:
 
     def room(self, name: str) -> np.ndarray:
         """An array to be filled, turn by turn."""
-        cell = make_cell(self.plan.graph.values[name])
-        return np.empty(cell.rows(self.rows), cell.dtype)
+        cell = make_cell(self.lowering.on_share(name))
+        return np.empty(cell.shape, cell.dtype)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
         """Segments of several ends as one program: rows one after another, padded to a power of 2.

@@ -250,7 +250,8 @@ class Lowering:
                 case Slice(outer, inner, index):
                     env[inner] = _slice(env[outer], env[index])
                 case Room(outer):
-                    env[outer] = self._room(outer)
+                    lost = self.layout(outer) == LOST
+                    env[outer] = None if lost else room(self.on_share(outer))
                 case Stack(inner, outer, index):
                     env[outer] = _stack(env[outer], env[inner], env[index])
 
@@ -284,14 +285,14 @@ class Lowering:
             return jnp.any(x, axis=0) if how == "max" else jnp.all(x, axis=0)
         return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
 
-    def _room(self, outer: str) -> Any:
-        value, layout = self.graph.values[outer], self.layout(outer)
-        if layout == LOST:
-            return None
+    def on_share(self, name: str) -> Value:
+        """The spec of a value as one replica holds it."""
+        value, layout = self.graph.values[name], self.layout(name)
+        if not isinstance(layout, Sharded):
+            return value
         shape = list(value.shape)
-        if isinstance(layout, Sharded):
-            shape[layout.axis] = layout.size(self.share_rows)
-        return room(replace(value, shape=tuple(shape)))
+        shape[layout.axis] = layout.size(self.share_rows)
+        return replace(value, shape=tuple(shape))
 
     def _scan(
         self, loop: Loop, body: tuple[Instruction, ...], env: Env, first: First

@@ -87,6 +87,13 @@ def _run(*args: Any, jaxpr: Any, shared: int, samples: int, bounds: Bounds) -> l
     return lax.platform_dependent(*halves, cpu=by_blocks, default=together)
 
 
+def _batched(*args: Any, jaxpr: Any, shared: int, samples: int, bounds: Bounds) -> list[Any]:
+    """In the loop itself all samples at once; of a share, as many replicas side by side."""
+    if args[shared].shape[0] == samples:
+        return at_once(*args, jaxpr=jaxpr)
+    return _run(*args, jaxpr=jaxpr, shared=shared, samples=samples, bounds=bounds)
+
+
 def _next(out: Any, totals: Any, rows: Any, same: Any) -> Any:
     """The next result of its kind; what all blocks have the same is taken from one of them."""
     anyway = next(same, None)
@@ -113,4 +120,4 @@ def _spec(*args: Any, jaxpr: Any, shared: int, samples: int, bounds: Bounds) -> 
 
 in_blocks_p.def_impl(jax.jit(_run, static_argnames=("jaxpr", "shared", "samples", "bounds")))
 mlir.register_lowering(in_blocks_p, mlir.lower_fun(_run, multiple_results=True))
-take_apart(in_blocks_p, at_once)
+take_apart(in_blocks_p, at_once, _batched)

@@ -24,15 +24,16 @@ CALLS = (
     "remat",
     "remat2",
     "checkpoint",
+    "custom_vmap_call",
+    "composite",
 )
+_HOLDERS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     """The jaxpr (and its constants) that a call-like equation or a scan holds."""
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in equation.params:
-            return opened(equation.params[key])
-    return None
+    key = next((k for k in _HOLDERS if k in equation.params), None)
+    return opened(equation.params[key]) if key else None
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

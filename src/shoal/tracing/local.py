@@ -140,9 +140,8 @@ class Local:
             return self.jaxpr(e.params["jaxpr"], args)
         if kind.name in _CONTROL and not maps_rows(e, ins):
             return _CONTROL[kind.name](self, e, args)
-        if kind.name in CALLS and inner(e):
-            key = next(k for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in e.params)
-            return self.jaxpr(e.params[key], args)
+        if kind.name in CALLS and (found := inner(e)):
+            return self.jaxpr(found, args)
         return self._plain(e, args)
 
     def _plain(self, e: Any, args: Sequence[Held]) -> list[Held]:
@@ -157,7 +156,7 @@ class Local:
 
     def jaxpr(self, closed: Any, args: Sequence[Held]) -> list[Held]:
         """What a jaxpr returns."""
-        jaxpr, consts = opened(closed)
+        jaxpr, consts = closed if isinstance(closed, tuple) else opened(closed)
         env: dict[Any, Held] = {
             v: Held(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
         }

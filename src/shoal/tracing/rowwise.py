@@ -97,16 +97,18 @@ def at_once(*args: Any, jaxpr: Any, **_: Any) -> list[Any]:
     return jex.jaxpr_as_fun(jaxpr)(*args)
 
 
-def take_apart(primitive: Any, impl: Callable[..., Any]) -> None:
+def take_apart(
+    primitive: Any, impl: Callable[..., Any], batched: Callable[..., Any] | None = None
+) -> None:
     """Derivatives and batches are of what the primitive does: it is kept whole no longer."""
+    each = batched or impl
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         dense = [ad.instantiate_zeros(t) for t in tangents]
         return jax.jvp(lambda *xs: impl(*xs, **params), tuple(primals), tuple(dense))
 
     def batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-        axes = tuple(None if d is batching.not_mapped else d for d in dims)
-        made = jax.vmap(lambda *xs: impl(*xs, **params), axes)(*args)
+        made = jax.vmap(lambda *xs: each(*xs, **params), tuple(dims))(*args)
         return made, (0,) * len(made)
 
     ad.primitive_jvps[primitive] = jvp

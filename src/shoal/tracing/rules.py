@@ -24,12 +24,9 @@ def row_step(op: Operation) -> Step | None:
 
 
 def elementwise(op: Operation) -> Step | None:
-    """Operands of one shape, or single numbers."""
+    """Operands of one shape, or what is spread along an axis, or single numbers."""
     rows = op.common
-    if rows is None:
-        return None
-    ins = tuple(rows if len(op.shape(i)) else x for i, x in enumerate(op.ins))
-    return Step(ins, (rows,) * len(op.equation.outvars))
+    return op.alike(rows) if rows is not None else None
 
 
 def _broadcast(op: Operation) -> Step | None:
@@ -122,6 +119,24 @@ def _concatenate(op: Operation) -> Step | None:
     if len(found) < len(op.ins) or len({(x.axis, x.after) for x in found}) > 1:
         return None
     return Step(op.ins, (replace(found[0], before=sum(x.before for x in found)),))
+
+
+def _stack(op: Operation) -> Step | None:
+    rows = op.common
+    if rows is None:
+        return None
+    return replace(op.alike(rows), outs=(rows.at(rows.axis + (op.params["axis"] <= rows.axis)),))
+
+
+def _unstack(op: Operation) -> Step | None:
+    rows, axis = op.rows(), op.params["axis"]
+    if rows is None or rows.axis == axis:
+        return None
+    return Step(op.ins, (rows.at(rows.axis - (axis < rows.axis)),) * len(op.equation.outvars))
+
+
+def _fft(op: Operation) -> Step | None:
+    return _batched(len(op.params["fft_lengths"]))(op)
 
 
 def _slice(op: Operation) -> Step | None:
@@ -393,6 +408,9 @@ RULES: dict[str, Rule] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "pad": _pad,
     "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "fft": _fft,
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
     "split": _split,
@@ -409,7 +427,7 @@ RULES: dict[str, Rule] = {
         ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter
     ),
     **dict.fromkeys(
-        ("scatter-min", "scatter_min", "scatter-max", "scatter_max", "scatter_sub"), _scatter
+        ("scatter-min", "scatter_min", "scatter-max", "scatter_max", "scatter-sub"), _scatter
     ),
     "top_k": _top_k,
     "conv_general_dilated": _convolution,
@@ -428,5 +446,5 @@ RULES: dict[str, Rule] = {
     "random_wrap": _random_wrap,
     "bitcast_convert_type": _bitcast,
     "shoal_map_rows": _map_rows,
-    **dict.fromkeys(("optimization_barrier", "pvary"), _each),
+    **dict.fromkeys(("optimization_barrier", "pvary", "device_put"), _each),
 }

@@ -87,8 +87,10 @@ def uniform_axes(equation: Any, ins: Sequence[Layout]) -> frozenset[int]:
     ranks = [len(v.aval.shape) for v in equation.invars]
     if kind in ELEMENTWISE and ranks and all(r in (0, len(shape)) for r in ranks):
         found = frozenset(range(len(shape)))
-        for axes, rank in zip(seen, ranks, strict=True):
-            found &= axes if rank else found
+        for axes, v in zip(seen, equation.invars, strict=True):
+            old = v.aval.shape
+            spread = {i for i, n in enumerate(old) if n == 1 != shape[i]}
+            found &= axes | spread if old else found
         return found
     return frozenset()
 
@@ -119,5 +121,6 @@ ELEMENTWISE = frozenset(
         *("clz", "population_count", "reduce_precision"),
         *("copy", "copy_p", "convert_element_type"),
         *("name", "stop_gradient", "random_clone", "random_fold_in", "threefry2x32"),
+        *("random_gamma", "random_seed", "zeros_like"),
     }
 )
