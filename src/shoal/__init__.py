@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shoal.playing import load
     from shoal.resuming import resume
     from shoal.runtime.run import run
-    from shoal.tracing.interpret import interpret
     from shoal.tracing.agree import (
         gather,
         max,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
         sum,
         weighted_mean,
     )
+    from shoal.tracing.interpret import interpret
     from shoal.tracing.stage import host, stage
     from shoal.tracing.trace import trace
     from shoal.training import plan, train, verify
@@ -140,16 +140,16 @@ __all__ = [
     "plan",
     "resume",
     "run",
+    "scatter",
     "sebulba",
     "single_learner_coarse",
     "single_learner_fine",
-    "scatter",
     "stage",
     "sum",
-    "weighted_mean",
     "trace",
     "train",
     "verify",
+    "weighted_mean",
 ]
 
 

@@ -131,3 +131,8 @@ class RowError(Exception):
     def __str__(self) -> str:
         why = f": {type(self.cause).__name__}: {self.cause}" if self.cause else ""
         return f"environment {self.row} {self.what}{why}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, if it isn't endless."""
+    return str(error).strip().split("\n")[0][:300]

@@ -45,6 +45,10 @@ class Sharded:
     own: bool = False
     cause: Cause = field(default=NO_CAUSE, compare=False)
 
+    def __post_init__(self) -> None:
+        # Batched by vmap, operations have axes that are NumPy's integers.
+        object.__setattr__(self, "axis", int(self.axis))
+
     @property
     def is_plain(self) -> bool:
         """Whether the axis is that of the environments alone."""
@@ -146,19 +150,16 @@ def join(a: Layout, b: Layout) -> Layout:
     match a, b:
         case Replicated(), Replicated():
             return Replicated(a.uniform & b.uniform)
-        case _ if a == b:
-            return a
         case (Replicated(), other) | (other, Replicated()):
             return other
-        case (Sharded() as x, Sharded() as y) if x.own != y.own and replace(x, own=y.own) == y:
-            return replace(x, own=True)
-        case (Partial() as x, Partial() as y) if x.how == y.how:
-            return replace(x, own=True)
-        case (Varying(), Partial() | Varying()) | (Partial(), Varying() | Partial()):
-            runs = all(getattr(x, "runs", True) for x in (a, b))
-            return Varying(runs=runs, cause=cause_of(a))
-        case _:
-            return Varying(cause=cause_of(a) if cause_of(a) != NO_CAUSE else cause_of(b))
+        case (Sharded(), Sharded()) | (Partial(), Partial()) if _inexact(a) == _inexact(b):
+            return _inexact(a) if a != b else a
+    runs = all(isinstance(x, Partial) or (isinstance(x, Varying) and x.runs) for x in (a, b))
+    return Varying(runs=runs, cause=cause_of(a) if cause_of(a) != NO_CAUSE else cause_of(b))
+
+
+def _inexact(layout: Layout) -> Layout:
+    return replace(layout, own=True) if isinstance(layout, Sharded | Partial) else layout
 
 
 def inside(layout: Layout) -> Layout:

@@ -72,7 +72,7 @@ def _fragments(
             yield from _fragments(node.body.nodes, distribution)
         elif isinstance(node, Stage):
             yield node.name, fragment_of(node, distribution).name
-        elif isinstance(node, Choice):
+        elif isinstance(node, Choice) and node.stages:
             yield node.name, _of_all(node, distribution).name
 
 

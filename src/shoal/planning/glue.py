@@ -17,9 +17,7 @@ _MOST_SWEEPS = 8
 def place_glue(sites: Sites, stages: Mapping[str, str], distribution: DistributionPolicy) -> Homes:
     """A home for every site: stages where `stages` says, glue where fewest bytes cross."""
     homes = {
-        name: frozenset({stages[name]})
-        for name, node in sites.nodes.items()
-        if isinstance(node, Stage | Choice)
+        name: frozenset({stages[name]}) for name, node in sites.nodes.items() if name in stages
     }
     homes |= {
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
@@ -50,8 +48,12 @@ def first_stage(node: Node) -> str:
     """The name of a stage inside a closed loop, which decides where the loop runs."""
     if not isinstance(node, Loop):
         return ""
-    inner = (n.name if isinstance(n, Stage | Choice) else first_stage(n) for n in node.body.nodes)
+    inner = (n.name if _is_staged(n) else first_stage(n) for n in node.body.nodes)
     return next((name for name in inner if name), "")
+
+
+def _is_staged(node: Node) -> bool:
+    return isinstance(node, Stage) or (isinstance(node, Choice) and bool(node.stages))
 
 
 def _to_readers(sites: Sites, homes: dict, free: list[str], fallback: frozenset[str]) -> None:

@@ -135,9 +135,27 @@ class Sites:
         found: dict[str, set[str]] = {name: set() for name in self.nodes}
         for value, names in self.wanted.items():
             maker = self.origin(value)
-            for name in names if maker is None else (*names, maker):
-                found[name].add(value)
+            carried = [self.origin(v) for v in self.derived.get(value, ())]
+            for name in (*names, maker, *carried):
+                if name is not None:
+                    found[name].add(value)
         return {name: frozenset(values) for name, values in found.items()}
+
+    @cached_property
+    def derived(self) -> dict[str, frozenset[str]]:
+        """Values that a tick makes of nothing but what is carried: of which carried values."""
+        changed = {before for before, after in self.graph.carry if before != after}
+        found = {v: frozenset({v} & changed) for v in self.graph.inputs}
+        for node in self.graph.nodes:
+            if node.name in self.nodes and all(v in found for v in node.reads):
+                sources = frozenset().union(*(found[v] for v in node.reads))
+                found |= dict.fromkeys(node.writes, sources)
+        return {v: of for v, of in found.items() if of and v not in self.graph.inputs}
+
+    def is_ahead(self, value: str, writer: str, homes: Homes) -> bool:
+        """Whether a value is made in a tick of what is carried, by `writer` alone or in part."""
+        sources = self.derived.get(value, ())
+        return any(self.holders(source, homes) == {writer} for source in sources)
 
     @cached_property
     def touched_sites(self) -> dict[str, frozenset[str]]:

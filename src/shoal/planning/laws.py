@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
-from shoal.graph.ir import Agree, Graph, Loop, Node, Stage, nested_stages
+from shoal.graph.ir import Agree, Graph, Node, Stage, nested_stages
 from shoal.graph.layout import Layout, Partial, cause_of
 from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
@@ -212,6 +212,24 @@ def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
         late |= dict.fromkeys(node.writes, older)
 
 
+def lag_that_does_not_hold(plan: Plan) -> Iterator[ShoalError]:
+    """Values made of what is carried that would be read at once, though a lag is asked for."""
+    late = {(w.writer, w.reader): w.flow for w in plan.distribution.wires if is_late(w.flow)}
+    for channel in plan.channels:
+        flow = late.get((channel.writer, channel.reader))
+        if flow is None or is_late(channel.flow) or channel.scope:
+            continue
+        for value in channel.values:
+            if plan.sites.is_ahead(value, channel.writer, plan.homes):
+                maker = plan.sites.nodes[plan.sites.maker[value]]
+                yield CutError(
+                    f"`{channel.reader}` is to read what `{channel.writer}` carries late ({flow}), "
+                    f"but `{name_text(value)}` is made of that in the same tick and read at once",
+                    f"Make it in a stage of `{channel.reader}`, or carry it from tick to tick.",
+                    maker.source,
+                )
+
+
 def _size(plan: Plan) -> Callable[[str], int]:
     return lambda value: plan.graph.values[plan.sites.resolve(value)].nbytes
 
@@ -289,6 +307,7 @@ LAWS = (
     Law("Replicas agree on what they share", replicas_disagree),
     Law("Who holds no fixed environments needs no numbers of them", numbered),
     Law("No lag into an on-policy stage", lag_into_on_policy),
+    Law("A lag that is asked for holds", lag_that_does_not_hold),
     Law("No host stage inside what is compiled whole", host_in_compiled_stage),
     Law("Who takes the first to come can do without the others", some_first),
     Law("Who comes and goes is waited for by nobody", coming_and_going),

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from shoal.errors import CutError
-from shoal.graph.ir import Choice, Graph, Loop, Node, Stage, Value, leaves, loops
+from shoal.graph.ir import Graph, Loop, Node, Stage, Value, leaves, loops
 from shoal.graph.layout import REPLICATED, Layout, Partial, Varying
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
@@ -244,6 +244,6 @@ def split_loops(graph: Graph, stages: Mapping[str, str]) -> frozenset[str]:
 
 
 def _comes_apart(loop: Loop, stages: Mapping[str, str]) -> bool:
-    inside = [n for n in leaves(Graph((), (), (loop,))) if isinstance(n, Stage | Choice)]
+    inside = [n for n in leaves(Graph((), (), (loop,))) if n.name in stages]
     hosts = any(isinstance(n, Stage) and n.host for n in inside)
     return len({stages[n.name] for n in inside}) > 1 or hosts

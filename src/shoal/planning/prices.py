@@ -13,7 +13,7 @@ from functools import cached_property
 
 from shoal.graph.ir import Agree, Choice, Loop, Node, Stage
 from shoal.planning.homes import Homes, Sites, agrees, crossings
-from shoal.planning.policy import DistributionPolicy, takes_some
+from shoal.planning.policy import DistributionPolicy, is_late, takes_some
 
 # In exact numbers, each beyond any sum of the one before: work, a byte, and what is to be avoided.
 _WORK = 1
@@ -44,6 +44,9 @@ class Prices:
             backwards = (reader, writer) in self.first_to_come
             total += _FORBIDDEN * (backwards and name not in self.sites.graph.inputs)
             total += _FORBIDDEN * is_lost
+            # What is to be read late must be what is carried, not what is made of it at once.
+            hurried = (writer, reader) in self.late and self.sites.is_ahead(name, writer, homes)
+            total += _FORBIDDEN * hurried
         return total
 
     def of_site(self, node: Node, homes: Homes) -> int:
@@ -87,6 +90,11 @@ class Prices:
         return frozenset((w.writer, w.reader) for w in wires if takes_some(w.flow))
 
     @cached_property
+    def late(self) -> frozenset[tuple[str, str]]:
+        """Pairs of a writer and a reader that sees what the writer carries late."""
+        return frozenset((w.writer, w.reader) for w in self.distribution.wires if is_late(w.flow))
+
+    @cached_property
     def own_pace(self) -> frozenset[str]:
         """Fragments that turn freely."""
         return frozenset(writer for writer, _ in self.first_to_come)
@@ -118,7 +126,11 @@ class Prices:
 
 def make_prices(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> Prices:
     """The prices for sites whose stages have these homes."""
-    stages = (n for n in sites.nodes.values() if isinstance(n, Choice) or (isinstance(n, Stage) and not n.host))
+    stages = (
+        n
+        for n in sites.nodes.values()
+        if (isinstance(n, Choice) and n.stages) or (isinstance(n, Stage) and not n.host)
+    )
     return Prices(sites, distribution, frozenset(h for n in stages for h in homes[n.name]))
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shoal.errors import first_line
 from shoal.graph.ir import Graph, Loop, Node
 from shoal.graph.layout import (
     REPLICATED,
+    Fault,
     Findings,
     Layout,
     Partial,
@@ -23,6 +25,7 @@ from shoal.graph.layout import (
     inside,
     outside,
 )
+from shoal.graph.words import name_text
 from shoal.planning.homes import Homes, Sites, crossings
 from shoal.planning.program import Channel
 
@@ -106,7 +109,7 @@ class _Walk:
             self.table.update({(fragment, w): REPLICATED for w in node.writes})
             return
         found = self.findings.setdefault(fragment, Findings())
-        made = node.code.layouts(known, self.sites.graph.envs, found)
+        made = layouts_of(node, known, self.sites.graph.envs, found)
         for name, layout in made.items():
             layout = in_node(layout, node.name, node.source)
             self.table[fragment, name] = self._as_kept(fragment, name, layout, found, node)
@@ -145,6 +148,24 @@ class _Walk:
         if layout == canonical(self.sites.graph, value, self.shares[writer]):
             return here
         return layout if isinstance(layout, Partial) else Varying(cause=cause_of(layout))
+
+
+def layouts_of(
+    node: Node, known: Mapping[str, Layout], envs: int, found: Findings
+) -> Mapping[str, Layout]:
+    """How what a node writes lies; what nobody foresaw forbids the cut, and names the line."""
+    try:
+        return node.code.layouts(known, envs, found)
+    except Exception as error:
+        found.faults.append(
+            Fault(
+                f"what replicas would do in `{name_text(node.name)}` can't be told "
+                f"({type(error).__name__}: {first_line(error)})",
+                "Do it in a stage that isn't replicated, or report it as a mistake of Shoal's.",
+                node.source,
+            )
+        )
+        return dict.fromkeys(node.writes, Varying())
 
 
 def canonical(graph: Graph, value: str, shares: int) -> Layout:

@@ -107,9 +107,7 @@ def chances_and_value(
     return policy(params.actor, seen), _value(params.critic, seen)
 
 
-def expect(
-    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout
-) -> Expected:
+def expect(params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout) -> Expected:
     """What the networks make of a rollout; nothing is learnt through what comes next."""
     if params.memory:
         return _recall(params, features, rollout)

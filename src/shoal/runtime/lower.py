@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -14,12 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import shoal.runtime.threefry  # noqa: F401  registers a faster lowering
+from shoal.errors import CutError, ShoalError, first_line
 from shoal.graph.ir import Graph, Loop, Node, Value
 from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
+from shoal.graph.words import name_text
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Repeat
-from shoal.runtime.operations import Room, Segment, Slice, Stack, Work
 from shoal.planning.spread import canonical
+from shoal.runtime.operations import Room, Segment, Slice, Stack, Work
 from shoal.tracing.flow import LOST
 from shoal.tracing.interpret import run_code
 from shoal.tracing.jaxprs import Fixed
@@ -170,7 +173,9 @@ class Lowering:
         def work(*args: Any) -> tuple[Any, ...]:
             env = dict(zip(segment.reads, args, strict=True))
             self.run(segment.work, env, first)
-            return tuple(jnp.zeros(()) if env[name] is None else env[name] for name in segment.writes)
+            return tuple(
+                jnp.zeros(()) if env[name] is None else env[name] for name in segment.writes
+            )
 
         return work
 
@@ -236,9 +241,7 @@ class Lowering:
             return Share(self.graph.envs, rows, self.replicas, lambda: _number(axes) * rows, axes)
         return Share(self.graph.envs, rows, self.replicas, _told(first))
 
-    def run(
-        self, work: Iterable[Work | Instruction], env: Env, first: First = None
-    ) -> None:
+    def run(self, work: Iterable[Work | Instruction], env: Env, first: First = None) -> None:
         """Do work in order, entering what it makes into `env`."""
         local = Local(self.share(first))
         for item in work:
@@ -266,8 +269,9 @@ class Lowering:
             env.update(run_code(node.code, env))
             return
         held = {v: self._held(v, env) for v in node.reads}
-        for name, made in node.code.on_share(held, local).items():
-            env[name] = local.share.brought(made, self.layout(name)).array
+        with refused_as_cut(node, self.fragment):
+            for name, made in node.code.on_share(held, local).items():
+                env[name] = local.share.brought(made, self.layout(name)).array
 
     def _held(self, name: str, env: Env) -> Held:
         layout = self.layout(name)
@@ -294,9 +298,7 @@ class Lowering:
         shape[layout.axis] = layout.size(self.share_rows)
         return replace(value, shape=tuple(shape))
 
-    def _scan(
-        self, loop: Loop, body: tuple[Instruction, ...], env: Env, first: First
-    ) -> None:
+    def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env, first: First) -> None:
         """This fragment's part of a loop, as one XLA loop."""
         holds = partial(self._makes, body)
         carries = [c for c in loop.carries if not c.unchanged and holds(c.after)]
@@ -321,6 +323,22 @@ class Lowering:
         return self.fragment in self.plan.sites.holders(value, self.plan.homes)
 
 
+@contextmanager
+def refused_as_cut(node: Node, fragment: str) -> Iterator[None]:
+    """What goes wrong in deriving a replica's program, as a cut that can't be made."""
+    try:
+        yield
+    except (ShoalError, _NumberAskedError):
+        raise
+    except Exception as error:
+        raise CutError(
+            f"a replica of `{fragment}` can't do its share of `{name_text(node.name)}` "
+            f"({type(error).__name__}: {first_line(error)})",
+            "Do it in a stage that isn't replicated, or report it as a mistake of Shoal's.",
+            node.source,
+        ) from error
+
+
 class _NumberAskedError(Exception):
     """A program needs to know which environments it is for."""
 
@@ -332,7 +350,9 @@ class Compiled:
     about it; those that don't are told the number of the end's first one.
     """
 
-    def __init__(self, lowering: Lowering, work: Callable[..., Any], donated: Iterable[int]) -> None:
+    def __init__(
+        self, lowering: Lowering, work: Callable[..., Any], donated: Iterable[int]
+    ) -> None:
         self._lowering = lowering
         self._numbered = False
         self.jitted = lowering.jit(lambda *args: work(None, *args), donated)

@@ -131,7 +131,10 @@ ad.primitive_jvps[agree_p] = _agree_tangents
 # In the loop it is the identity. Where replicas each use what they agreed on, what comes back is
 # each one's contribution, to be summed; where it is the same everywhere, it stays.
 ad.primitive_transposes[agree_p] = _agree_transposed
-batching.primitive_batchers[agree_p] = lambda args, dims, **told: (agree_p.bind(*args, **told), dims)
+batching.primitive_batchers[agree_p] = lambda args, dims, **told: (
+    agree_p.bind(*args, **told),
+    dims,
+)
 
 
 def _register(primitive: Any, inverse: Any) -> None:

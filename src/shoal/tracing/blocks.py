@@ -31,10 +31,10 @@ def in_blocks(function: Callable[..., Any], shared: Any, batch: Any, bounds: Bou
         lambda *flat: function(*jax.tree.unflatten(tree, flat)), return_shape=True
     )(*leaves)
     consts = closed.consts
-    made = in_blocks_p.bind(
-        *consts, *leaves,
-        jaxpr=with_consts_first(closed), shared=len(consts) + count, samples=leaves[count].shape[0], bounds=bounds,
-    )  # fmt: skip
+    first, samples = len(consts) + count, leaves[count].shape[0]
+    whole = with_consts_first(closed)
+    told = dict(jaxpr=whole, shared=first, samples=samples, bounds=bounds)
+    made = in_blocks_p.bind(*consts, *leaves, **told)
     return jax.tree.unflatten(jax.tree.structure(shape), made)
 
 
@@ -71,7 +71,9 @@ def _run(*args: Any, jaxpr: Any, shared: int, samples: int, bounds: Bounds) -> l
 
         specs = jax.eval_shape(some, params, [x[0] for x in blocks])
         zeros = [
-            jnp.zeros(s.shape, s.dtype) for s, out in zip(specs, outs, strict=True) if out == Partial()
+            jnp.zeros(s.shape, s.dtype)
+            for s, out in zip(specs, outs, strict=True)
+            if out == Partial()
         ]
         totals, rows = lax.scan(add, zeros, blocks)
         found, made = iter(totals), (x.reshape(here, *x.shape[2:]) for x in rows)

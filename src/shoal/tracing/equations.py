@@ -109,9 +109,7 @@ def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
     return [id(v) in read for v in jaxpr.invars]
 
 
-def bind(
-    equation: Any, args: Sequence[Any], params: Mapping[str, Any] | None = None
-) -> list[Any]:
+def bind(equation: Any, args: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
     """Run one equation on `args`, with some of its parameters replaced."""
     told = equation.params | params if params else equation.params
     out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(told))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from shoal.graph.ir import Graph, Loop, Node, Stage
-from shoal.tracing.hosting import Given, Task
 from shoal.tracing.equations import bind, opened
+from shoal.tracing.hosting import Given, Task
 from shoal.tracing.jaxprs import Code, Fixed
 
 Env = dict[str, Any]
@@ -62,7 +62,7 @@ def host_task(node: Stage, rows: int) -> Task:
     (call,) = (e for e in jaxpr.eqns if e.primitive.name == "pure_callback")
     callback = call.params["callback"]
     python = getattr(callback, "callback_func", None)
-    if node.per == "env":
+    if python is not None and node.per == "env":
         python = python.with_rows(rows)
         callback = replace(callback, callback_func=python)
     plain = getattr(python, "plain", None)

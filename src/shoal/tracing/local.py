@@ -61,22 +61,20 @@ class Share:
 
     def brought(self, held: Held, want: Layout) -> Held:
         """A value in another layout that it can be brought into."""
-        have, x = held.layout, held.array
-        match have, want:
-            case (_, Varying(runs=False)) | (Varying(runs=False), _):
-                return NOTHING
-            case Replicated(), Replicated() | Varying():
-                return Held(x, want)
+        if LOST in (held.layout, want):
+            return NOTHING
+        if isinstance(held.layout, Partial) and isinstance(want, Sharded):
+            held = self.brought(held, ESTIMATE)
+        x = held.array
+        match held.layout, want:
             case Replicated(uniform), Sharded(axis):
-                return Held(self.cut(x, want, is_uniform=axis in uniform), want)
-            case Replicated(), Partial("sum"):
-                return Held(jnp.where(jnp.equal(self.first(), 0), x, jnp.zeros_like(x)), want)
+                x = self.cut(x, want, is_uniform=axis in uniform)
             case Varying(), Sharded():
-                return Held(self.cut(x, want), want)
+                x = self.cut(x, want)
+            case Replicated(), Partial("sum"):
+                x = jnp.where(jnp.equal(self.first(), 0), x, jnp.zeros_like(x))
             case Partial("sum"), Varying():
-                return Held(x * jnp.asarray(self.replicas, jnp.asarray(x).dtype), want)
-            case Partial(), Sharded():
-                return self.brought(self.brought(held, ESTIMATE), want)
+                x = x * jnp.asarray(self.replicas, jnp.asarray(x).dtype)
         return Held(x, want)
 
     def cut(self, x: Any, rows: Sharded, *, is_uniform: bool = False) -> Any:
@@ -157,9 +155,7 @@ class Local:
     def jaxpr(self, closed: Any, args: Sequence[Held]) -> list[Held]:
         """What a jaxpr returns."""
         jaxpr, consts = closed if isinstance(closed, tuple) else opened(closed)
-        env: dict[Any, Held] = {
-            v: Held(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
-        }
+        env: dict[Any, Held] = {v: Held(c) for v, c in zip(jaxpr.constvars, consts, strict=True)}
         env |= dict(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Held:

@@ -66,23 +66,21 @@ def _gathers_what_is_there(op: Operation) -> bool:
 
 
 def _sums(op: Operation, part: Partial) -> Step | None:
-    kind = op.equation.primitive.name
-    both = (part,) * len(op.ins)
+    kind, ins = op.equation.primitive.name, op.ins
+    one = sum(isinstance(x, Partial) for x in ins) == 1
+    linear = (
+        kind in _LINEAR
+        or (one and kind in ("mul", "dot_general", "conv_general_dilated"))
+        or (one and kind == "div" and isinstance(ins[0], Partial))
+        or (kind == "convert_element_type" and _keeps_sums(op))
+        or (kind == "pad" and isinstance(ins[0], Partial) and _is_zero(op.equation.invars[1]))
+    )
+    if linear:
+        return _made(op, ins, part)
     if kind in ("add", "sub", "add_any"):
-        return _made(op, both, part)
-    if kind in _LINEAR:
-        return _made(op, op.ins, part)
-    one = sum(isinstance(x, Partial) for x in op.ins) == 1
-    if kind in ("mul", "dot_general", "conv_general_dilated") and one:
-        return _made(op, op.ins, part)
-    if kind == "div" and one and isinstance(op.ins[0], Partial):
-        return _made(op, op.ins, part)
-    if kind == "convert_element_type" and _keeps_sums(op):
-        return _made(op, op.ins, part)
-    if kind == "pad" and _is_zero(op.equation.invars[1]):
-        return _made(op, op.ins, part)
-    if kind in ("scatter-add", "scatter_add") and isinstance(op.ins[1], Replicated):
-        return _made(op, (part, op.ins[1], part), part)
+        return _made(op, (part,) * len(ins), part)
+    if kind in ("scatter-add", "scatter_add") and isinstance(ins[1], Replicated):
+        return _made(op, (part, ins[1], part), part)
     return None
 
 

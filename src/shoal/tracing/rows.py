@@ -18,6 +18,7 @@ from shoal.graph.layout import (
     Layout,
     Replicated,
     Sharded,
+    Varying,
     cause_of,
     in_node,
     inside,
@@ -74,7 +75,10 @@ class Walk:
 
     def leaf(self, node: Any) -> None:
         """Walk over one node without nodes inside."""
-        outs = node.code.layouts(self.layouts, self.envs, Findings())
+        try:
+            outs = node.code.layouts(self.layouts, self.envs, Findings())
+        except Exception:  # a cut of what nobody foresaw is refused, and says so
+            outs = dict.fromkeys(node.writes, Varying())
         for name, layout in outs.items():
             self.layouts[name] = in_node(layout, node.name, node.source)
 

@@ -193,8 +193,10 @@ def _dynamic_update_slice(op: Operation) -> Step | None:
 
 def _pad(op: Operation) -> Step | None:
     rows = op.rows()
-    whole = rows is not None and tuple(op.params["padding_config"][rows.axis]) == (0, 0, 0)
-    return Step(op.ins, (rows,)) if whole and not _has_rows(op.ins[1:]) else None
+    if rows is None or _has_rows(op.ins[1:]):
+        return None
+    whole = tuple(op.params["padding_config"][rows.axis]) == (0, 0, 0)
+    return Step(op.ins, (rows,)) if whole else None
 
 
 def _dot(op: Operation) -> Step | None:
@@ -265,27 +267,38 @@ def _scatter(op: Operation) -> Step | None:
     operand, indices, updates = op.rows(0), op.rows(1), op.rows(2)
     windows = list(numbers.update_window_dims)
     batch = [i for i in range(len(op.shape(2))) if i not in windows]
-    pairs = dict(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    )
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = [i for i in range(len(op.shape())) if i not in gone]
-    for axis, index in pairs.items():  # every row has indices of its own
-        base = operand or (indices and indices.at(axis)) or (updates and updates.at(axis))
-        if base is None or base.axis != axis:
-            continue
-        wants = (base, base.at(index), base.at(batch[index]))
-        return Step(wants, (base,)) if _fit(op.ins, wants) else None
-    if indices is None and (operand or updates) is not None:  # all rows have the same indices
+    for axis, index in zip(
+        numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
+    ):  # every row has indices of its own
+        places = (axis, index, batch[index])
+        if base := _along_one(op.ins, places, axis):
+            return _aligned(op, tuple(base.at(place) for place in places))
+    if indices is None:  # all rows have the same indices
+        gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+        kept = [i for i in range(len(op.shape())) if i not in gone]
         for axis, window in zip(kept, windows, strict=True):
-            base = operand or (updates.at(axis) if updates.axis == window else None)
-            if base is None or base.axis != axis:
-                continue
-            if op.shape(2)[window] != op.shape()[axis]:
-                return None
-            wants = (base, op.ins[1], base.at(window))
-            return Step(wants, (base,)) if _fit(op.ins, wants) else None
+            base = _along_one((operand, None, updates), (axis, -1, window), axis)
+            if base and op.shape(2)[window] == op.shape()[axis]:
+                return _aligned(op, (base, op.ins[1], base.at(window)))
     return _scatter_sum(op, batch) if operand is None else None
+
+
+def _along_one(ins: Sequence[Any], places: Sequence[int], axis: int) -> Sharded | None:
+    """The rows of the first operand that has them at its place, as they would lie along `axis`."""
+    found = (
+        x.at(axis)
+        for x, place in zip(ins, places, strict=True)
+        if isinstance(x, Sharded) and x.axis == place
+    )
+    return next(found, None)
+
+
+def _aligned(op: Operation, wants: tuple[Layout, ...]) -> Step | None:
+    """Operands with rows must lie as they must; those that all replicas have can be cut."""
+    fit = all(
+        not isinstance(x, Sharded) or x == want for x, want in zip(op.ins, wants, strict=True)
+    )
+    return Step(wants, wants[:1]) if fit else None
 
 
 def _scatter_sum(op: Operation, batch: Sequence[int]) -> Step | None:
@@ -301,13 +314,6 @@ def _scatter_sum(op: Operation, batch: Sequence[int]) -> Step | None:
     if numbers.operand_batching_dims or (indices is not None and indices != want):
         return None
     return Step((Partial(how[kind]), want, rows), (Partial(how[kind]),))
-
-
-def _fit(ins: Sequence[Layout], wants: Sequence[Layout]) -> bool:
-    """Whether operands with rows lie as they must; those that all replicas have can be cut."""
-    return all(
-        not isinstance(x, Sharded) or x == want for x, want in zip(ins, wants, strict=True)
-    )
 
 
 def _top_k(op: Operation) -> Step | None:
@@ -354,7 +360,11 @@ def _window(op: Operation) -> Step | None:
     alone = p["window_dimensions"][axis] == 1 and p["window_strides"][axis] == 1
     padding = tuple(p.get("padding", ((0, 0),) * (axis + 1))[axis]) == (0, 0)
     wide = [p.get(k) for k in ("base_dilation", "window_dilation")]
-    return op.alike(rows) if alone and padding and all(d is None or d[axis] == 1 for d in wide) else None
+    return (
+        op.alike(rows)
+        if alone and padding and all(d is None or d[axis] == 1 for d in wide)
+        else None
+    )
 
 
 def _random_bits(op: Operation) -> Step | None:
@@ -365,14 +375,12 @@ def _random_bits(op: Operation) -> Step | None:
 
 def _random_wrap(op: Operation) -> Step | None:
     rows = op.rows()
-    words = len(op.shape()) - len(op.out)
-    return Step(op.ins, (rows,)) if rows is not None and rows.axis < len(op.shape()) - words else None
+    return Step(op.ins, (rows,)) if rows is not None and rows.axis < len(op.out) else None
 
 
 def _bitcast(op: Operation) -> Step | None:
-    rows = op.rows()
-    fits = rows is not None and rows.axis < min(len(op.shape()), len(op.out))
-    return Step(op.ins, (rows,)) if fits else None
+    rows, ranks = op.rows(), (len(op.shape()), len(op.out))
+    return Step(op.ins, (rows,)) if rows is not None and rows.axis < min(ranks) else None
 
 
 def _each(op: Operation) -> Step | None:

@@ -124,9 +124,7 @@ def _python(
         return as_wanted(function(*fixed, *rows, **shared), wanted)
 
     def with_rows(rows: int) -> Callable[..., Any]:
-        some = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype), wanted
-        )
+        some = jax.tree.map(lambda s: jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype), wanted)
         return _python(function, fixed, args, some)
 
     python.plain = _plain(function, fixed, args, wanted)  # type: ignore[attr-defined]

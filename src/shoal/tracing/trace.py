@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from shoal.errors import ShoalError, TraceError, user_place
+from shoal.errors import ShoalError, TraceError, first_line, user_place
 from shoal.graph.ir import Graph
 from shoal.graph.rules import check_graph
 from shoal.tracing.jaxprs import Reader
@@ -68,9 +68,11 @@ class Origin:
     def _carried(self, graph: Graph, envs: int) -> dict[str, int]:
         """The environment axes of what is carried: where its shape follows their number."""
         wide = jax.tree.leaves(self.spec(2 * envs))
+        if len(wide) != len(graph.inputs):
+            return {}
         found = {
             name: axis_of(graph.values[name].shape, s.shape, envs)
-            for name, s in zip(graph.inputs, wide, strict=len(wide) == len(graph.inputs))
+            for name, s in zip(graph.inputs, wide, strict=True)
         }
         return {name: axis for name, axis in found.items() if axis is not None}
 
@@ -127,7 +129,7 @@ def told_as(name: str, envs: int, where: str) -> Iterator[None]:
     except Exception as error:
         raise TraceError(
             f"{name} can't be traced with {envs} environments: "
-            f"{type(error).__name__}: {_first_line(error)}",
+            f"{type(error).__name__}: {first_line(error)}",
             f"{name} must be pure JAX for any environment count "
             "(Shoal also traces it at twice yours).",
             user_place(error) or where,
@@ -178,7 +180,3 @@ def method(algorithm: Any, name: str) -> Any:
             "An algorithm is an object with init(key, env, envs) and tick(env, state).",
         )
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:300]
