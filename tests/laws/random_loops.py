@@ -382,7 +382,7 @@ class Author:
         body = self.glue(known, 1)
         body += self.again(known, 0, self.act) if self.chance(0.7) else self.act(known, 1)
         body += self.glue(known, 2)
-        body += self.learn(known) if self.chance(0.5) else self.stage(known, "batch", "learn")
+        body += self.learn(known) if self.chance(0.35) else self.stage(known, "batch", "learn")
         return body + self.glue(known, 1)
 
     def act(self, known, depth):
@@ -482,7 +482,7 @@ class Author:
 
     def within(self, inside, per):
         """What a stage does: uses, and seldom a stage of its own."""
-        body = [self.use(inside) for _ in range(self.random.choice([1, 1, 2, 3]))]
+        body = [self.use(inside) for _ in range(self.random.choice([1, 1, 1, 2]))]
         if per == "batch" and self.staged < 5 and self.chance(0.15):
             body += self.stage(inside, self.random.choice(["env", "batch"]))
         return body

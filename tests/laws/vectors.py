@@ -17,7 +17,7 @@ WIDE = 4
 def tame(x: Any) -> Any:
     """Numbers between -1 and 1 that large ones don't saturate; other dtypes as they are."""
     if jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.sin(jnp.nan_to_num(x, posinf=1.0, neginf=-1.0))
+        return jnp.sin(x)
     return x
 
 
