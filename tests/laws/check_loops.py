@@ -42,6 +42,7 @@ import numpy as np
 
 import shoal
 from laws.cases import cluster
+from laws.plain_loops import case_at
 from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use
 from laws.vocabulary import AGREED, APART, COARSE
 from shoal.runtime.reference import run_reference
@@ -103,8 +104,8 @@ class Case:
         )
 
 
-def case_of(seed: int, devices: int = 2) -> Case:
-    """The loop and the cut of a seed."""
+def random_case(seed: int, devices: int = 2) -> Case:
+    """The loop and the cut that are drawn from a seed."""
     author = Author(seed)
     loop = author.loop()
     policy = author.cut(loop)
@@ -113,9 +114,18 @@ def case_of(seed: int, devices: int = 2) -> Case:
     return Case(seed, loop, author.envs, policy, places, backend)
 
 
-def check(seed: int, devices: int = 2) -> Verdict:
+def plain_case(seed: int, devices: int = 2) -> Case:
+    """One of the ordinary loops with one operation more; successive ones are far apart."""
+    loop, policy, envs, places = case_at(seed)
+    return Case(seed, loop, envs, policy, min(places, devices), "inline")
+
+
+CASES = {"random": random_case, "plain": plain_case}
+
+
+def check(seed: int, loops: str = "random", devices: int = 2) -> Verdict:
     """How the cut of a seed's loop fares."""
-    return check_case(case_of(seed, devices))
+    return check_case(CASES[loops](seed, devices))
 
 
 def check_case(case: Case) -> Verdict:
@@ -286,10 +296,10 @@ def form_of(text: str) -> str:
     return re.sub(r"\d+", "N", re.sub(r"`[^`]*`", "`_`", plain_text)).strip()[:150]
 
 
-def work(seeds: range, devices: int) -> None:
+def work(seeds: range, loops: str, devices: int) -> None:
     """Check seeds, one line of JSON each; caches are emptied now and then."""
     for count, seed in enumerate(seeds):
-        print(json.dumps(asdict(check(seed, devices))), flush=True)
+        print(json.dumps(asdict(check(seed, loops, devices))), flush=True)
         if count % 100 == 99:
             jax.clear_caches()
 
@@ -330,7 +340,7 @@ class Tally:
         return "\n".join(lines)
 
 
-def verdicts(seeds: range, workers: int, devices: int) -> Iterator[Verdict]:
+def verdicts(seeds: range, workers: int, how: tuple[str, int]) -> Iterator[Verdict]:
     """Verdicts as they come from processes of their own, each of which checks a few hundred."""
     chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
     todo, found = Queue(), Queue()
@@ -342,7 +352,7 @@ def verdicts(seeds: range, workers: int, devices: int) -> Iterator[Verdict]:
             with suppress(Empty):
                 chunk = todo.get_nowait()
                 while chunk:
-                    chunk = chunk[watched(chunk, devices, found.put) :]
+                    chunk = chunk[watched(chunk, how, found.put) :]
 
     for _ in range(workers):
         Thread(target=serve, daemon=True).start()
@@ -350,9 +360,10 @@ def verdicts(seeds: range, workers: int, devices: int) -> Iterator[Verdict]:
         yield found.get()
 
 
-def watched(seeds: range, devices: int, report: Callable[[Verdict], None]) -> int:
+def watched(seeds: range, how: tuple[str, int], report: Callable[[Verdict], None]) -> int:
     """Check seeds in a process until it ends, and report also what it dies of; how many it took."""
-    command = [sys.executable, __file__, "--devices", str(devices), "--work"]
+    loops, devices = how
+    command = [sys.executable, __file__, "--kind", loops, "--devices", str(devices), "--work"]
     worker = subprocess.Popen(
         [*command, str(seeds.start), str(seeds.stop)],
         stdout=subprocess.PIPE,
@@ -374,16 +385,15 @@ def watched(seeds: range, devices: int, report: Callable[[Verdict], None]) -> in
     late.cancel()
     code = worker.wait()
     if count < len(seeds):
-        case = case_of(seeds[count], devices)
+        case = CASES[loops](seeds[count], devices)
         text = f"the process ended with {code} (killed if it takes over {LONGEST_S} s)"
         report(Verdict(case.seed, CRASHED, case.cut, text, case.harms))
         count += 1
     return count
 
 
-def show(seed: int, devices: int) -> int:
-    """Print a seed's loop, its cut and its verdict."""
-    case = case_of(seed, devices)
+def show(case: Case) -> int:
+    """Print a loop, its cut and its verdict."""
     print(*written(case.loop.body), sep="\n")
     print("carries", ", ".join(f"{old} <- {new}" for old, new in case.loop.carry if old != new))
     print("shows", ", ".join(case.loop.shown), f"; delays by {case.loop.delay}")
@@ -425,19 +435,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loops", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first loop")
+    parser.add_argument("--kind", choices=CASES, default="random", help="of loops")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--devices", type=int, default=2, help="at most so many")
     parser.add_argument("--show", type=int, help="print this seed's loop and verdict, and stop")
     parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.show is not None:
-        return show(args.show, args.devices)
+        return show(CASES[args.kind](args.show, args.devices))
     if args.work:
-        work(range(*args.work), args.devices)
+        work(range(*args.work), args.kind, args.devices)
         return 0
     tally = Tally(time.time(), Counter(), Counter(), Counter())
     shown = time.time()
-    for verdict in verdicts(range(args.seed, args.seed + args.loops), args.workers, args.devices):
+    seeds, how = range(args.seed, args.seed + args.loops), (args.kind, args.devices)
+    for verdict in verdicts(seeds, args.workers, how):
         tally.add(verdict)
         if time.time() - shown > 10:
             shown = time.time()
