@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,7 +44,7 @@ import numpy as np
 import shoal
 from laws.cases import cluster
 from laws.plain_loops import case_at
-from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use
+from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use, uses
 from laws.vocabulary import AGREED, APART, COARSE
 from shoal.runtime.reference import run_reference
 from shoal.runtime.verify import difference
@@ -147,12 +148,19 @@ def judged(case: Case) -> tuple[str, str]:
         return CRASHED, f"planning: {told(error)}"
     if is_asynchronous(plan):
         return PLANNED, ""
+    if lag_is_lost(plan, case):
+        return WRONG, "no channel has the lag that is asked for"
+    return compared(plan, case)
+
+
+def compared(plan, case: Case) -> tuple[str, str]:
+    """Whether a plan gives the loop's numbers, and where it doesn't."""
     start = start_of(case.loop.delay, case.envs)
     try:
         got, shown = run(plan, case, start)
+        wanted, metrics = reference(plan, case, start)
     except Exception as error:
         return CRASHED, f"running: {told(error)}"
-    wanted, metrics = reference(plan, case, start)
     off = differences(got | shown, wanted | metrics, case)
     if not off:
         return RIGHT, ""
@@ -166,9 +174,16 @@ def start_of(delay: int, envs: int) -> dict[str, Any]:
     return RandomLoop((), (), (), delay).init(jax.random.key(0), None, envs)
 
 
-def told(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {str(error).strip()[:300]}"
+def told(error: BaseException) -> str:
+    """An error in one line, and where it was raised."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    trail = traceback.extract_tb(cause.__traceback__)
+    own = [f for f in trail if "shoal" in f.filename] or trail[-1:]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    first = str(error).strip().split("\n")[0][:300]
+    return f"{type(error).__name__}: {first} ({type(cause).__name__}{place})"
 
 
 def is_asynchronous(plan) -> bool:
@@ -196,6 +211,70 @@ def reference(plan, case, start):
     if any(getattr(channel.flow, "lag", 0) for channel in plan.channels):
         return run_reference(plan, start, TICKS), {}
     return plain(case.loop)(start)
+
+
+def lag_is_lost(plan, case) -> bool:
+    """Whether a lag is asked for between learner and actor that no channel of the plan has."""
+    asked = any(getattr(wire.flow, "lag", 0) for wire in case.policy.wires)
+    has = any(getattr(channel.flow, "lag", 0) for channel in plan.channels)
+    known = case.policy.name in ("single_learner_coarse", "sebulba") and not case.loop.delay
+    return known and asked and not has and acts_on_what_is_learnt(case.loop)
+
+
+def acts_on_what_is_learnt(loop) -> bool:
+    """Whether per-environment stages read what whole-batch ones made a tick ago; if in doubt no."""
+    sources, acted, learnt = {}, set(), set()
+    for item in loop.body:
+        pers = {stage.per for _, around in uses((item,)) for stage in around}
+        read = set().union(*(sources.get(name, {name}) for name in free_names((item,))))
+        if pers == {"env", "batch"}:
+            return False
+        if pers == {"env"}:
+            acted |= read
+        if pers == {"batch"}:
+            read |= {LEARNER}
+            learnt |= {*writes_of(item)}
+        sources |= {name: read for name in writes_of(item)}
+    late = {old for old, new in loop.carry if new in learnt}
+    return LEARNER not in acted and bool(late & acted)
+
+
+LEARNER = "the learner"
+
+
+def writes_of(item) -> list[str]:
+    """The names that an item gives to what follows."""
+    match item:
+        case Use():
+            return [*item.writes]
+        case Staged():
+            return [outer for _, outer in item.writes]
+        case Again():
+            return [c[3] for c in item.carries] + [outer for _, outer in item.stacks]
+    return [names[2] for names in item.writes]
+
+
+def free_names(body) -> set[str]:
+    """The names that items read from before them."""
+    read, made = set(), set()
+    for item in body:
+        read |= reads_of(item) - made
+        made |= {*writes_of(item)}
+    return read
+
+
+def reads_of(item) -> set[str]:
+    """The names that an item reads from around it."""
+    match item:
+        case Use():
+            return {*item.reads}
+        case Staged():
+            return {outer for outer, _ in (*item.reads, *item.shared, *item.closed)}
+        case Again():
+            inner = {c[1] for c in item.carries} | {n for _, n in item.slices}
+            outer = {c[0] for c in item.carries} | {n for n, _ in item.slices}
+            return outer | (free_names(item.body) - inner)
+    return {item.number}.union(*(free_names(side) for side in item.sides))
 
 
 def plain(loop):
