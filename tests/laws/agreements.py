@@ -3,6 +3,7 @@
 An agreement that Shoal doesn't have (yet) is left out.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -198,6 +199,26 @@ if most and least:
         "min of a sum": lambda x, w: least(x.sum(0)),
         "max of a turned max": lambda x, w: most(-x.max(0)),
         "place of the max": lambda x, w: most(x.argmax(0)) * w,
+    }
+if weighted:
+    WHOLE_AGREED |= {
+        "weighted mean": lambda x, w: weighted(x, x > 0, axis=0),
+        "weighted mean of all": lambda x, w: w * weighted(x, jnp.abs(x)),
+        "weighted by row": lambda x, w: weighted(x, (x[:, :1] > 0).astype(jnp.float32), axis=0),
+    }
+if moments:
+    WHOLE_AGREED |= {"moments": lambda x, w: jnp.sqrt(moments(x, 0)[1] + 0.1) * moments(x, 0)[0]}
+    ROWS_AGREED |= {
+        "standardised by moments": lambda x: (x - moments(x, 0)[0]) / (0.5 + moments(x, 0)[1])
+    }
+# What need not be what one replica alone would have, as the author says.
+WHOLE_APPROXIMATE: dict[str, Callable[[Any, Any], Any]] = {}
+if "approximate" in inspect.signature(mean).parameters:
+    WHOLE_APPROXIMATE = {
+        "about the mean of a max": lambda x, w: mean(x.max(0), approximate=True),
+        "about clipped": lambda x, w: (
+            w - mean(jnp.clip(jax.grad(loss)(w, x), -0.1, 0.1), approximate=True)
+        ),
     }
 if mine:
 

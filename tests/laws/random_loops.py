@@ -17,13 +17,14 @@ from jax import lax
 
 import shoal
 from laws.vectors import WIDE, wide
-from laws.vocabulary import AGREED, APART, MISAGREED, OPS, TIMES
+from laws.vocabulary import AGREED, APART, APPROXIMATE, HARMLESS, MISAGREED, OPS, TIMES
 
 ENVS = (4, 8, 12)  # what is drawn from; 4 is as wide as a row
 CARRIED = {
     "x": "rows", "y": "rows", "h": "half", "i": "ints", "f": "flags", "keys": "keys",
     "v": "whole", "w": "whole", "s": "number", "key": "key",
 }  # fmt: skip
+AGREEMENTS = (AGREED, MISAGREED, APPROXIMATE)
 STACKED = {"rows": "roll", "whole": "trail"}
 SLICED = {"roll": "rows", "trail": "whole"}
 ROWS = {"rows": "vector", "keys": "any key", "ints": "int", "flags": "flag", "half": "short"}
@@ -46,7 +47,7 @@ class Use:
         rows = OPS[self.op].rows
         if self.wrap != "features":
             return rows
-        return MISAGREED if rows in (AGREED, MISAGREED) else APART
+        return MISAGREED if rows in AGREEMENTS else APART
 
 
 @dataclass(frozen=True)
@@ -304,8 +305,8 @@ class Form:
         """Whether it may not be refused, wherever it is placed."""
         rows = OPS[self.op].rows
         if self.features:
-            return rows not in (AGREED, MISAGREED)
-        return rows in (APART, AGREED)
+            return rows not in AGREEMENTS
+        return rows in HARMLESS
 
     @property
     def family(self) -> str:

@@ -26,7 +26,10 @@ SUBTLE = "subtle"  # the same, by numbers or counts that only a careful reader f
 MIXED = "mixed"  # rows depend on other rows
 COUNTED = "counted"  # the result depends on how many rows there are
 AGREED = "agreed"  # replicas agree, and on the right thing
+APPROXIMATE = "approximate"  # replicas agree on something near, as the author says
 MISAGREED = "misagreed"  # replicas agree, and not on what one alone would have
+
+HARMLESS = (APART, AGREED, APPROXIMATE)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ add_ops("b", ROWS, ROWS, batches.ROWS_COUNTED, COUNTED)
 add_ops("b", ROWS, WHOLE, batches.WHOLE_MIXED, MIXED)
 add_ops("a", BOTH, WHOLE, agreements.WHOLE_AGREED, AGREED)
 add_ops("a", BOTH, WHOLE, agreements.WHOLE_MISAGREED, MISAGREED)
+add_ops("a", BOTH, WHOLE, agreements.WHOLE_APPROXIMATE, APPROXIMATE)
 add_ops("a", ROWS, ROWS, agreements.ROWS_AGREED, AGREED)
 add_ops("a", ROWS, ROWS, agreements.ROWS_MISAGREED, MISAGREED)
 
