@@ -403,7 +403,8 @@ class Tally:
             classes = {harm.split(":")[0] for harm in verdict.harms} or {"harmless"}
             self.harms[f"{verdict.outcome}: {' and '.join(sorted(classes))}"] += 1
             harms = "; ".join(verdict.harms) or "nothing harmful"
-            print(f"{verdict.outcome} {verdict.seed}: {verdict.cut}: {verdict.text} [{harms}]")
+            what = f"{verdict.outcome} {verdict.seed}: {verdict.cut}: {verdict.text} [{harms}]"
+            print(what, flush=True)
 
     def line(self) -> str:
         """How far it is."""

@@ -28,7 +28,7 @@ POLICIES = (
     (shoal.environments(2), 4, 2),
     (shoal.decoupled(2, 2, 2), 8, 2),
 )
-STRIDE = 7919  # a prime, so that the first ways of an operation are far apart
+STRIDE = 7919  # a prime, so that those in a row are far apart
 
 
 def case_at(number: int) -> tuple[RandomLoop, shoal.DistributionPolicy, int, int]:
@@ -38,7 +38,7 @@ def case_at(number: int) -> tuple[RandomLoop, shoal.DistributionPolicy, int, int
     """
     groups = all_ways()
     turn, which = divmod(number, len(groups))
-    ways = groups[which]
+    ways = groups[which * STRIDE % len(groups)]
     at = (turn * STRIDE + which * 31) % (len(ways) * len(POLICIES))
     return plain_loop(*ways[at // len(POLICIES)]), *POLICIES[at % len(POLICIES)]
 
@@ -85,19 +85,27 @@ def plain_loop(form: Form, place: str, wrap: str) -> RandomLoop:
     added = use_of(form, wrap, INSIDE if place == "env" else OUTSIDE)
     made = {TARGETS.get(k, k): w for k, w in zip(form.writes, added.writes, strict=True)}
     acting = act(added if place == "env" else None, made)
-    between = [added] if place == "scan" else []
-    carried = [("x", "x", "stepped", "x_after")]
-    if place in ("env", "scan"):
-        carried += [(name, name, inner, f"{name}_after") for name, inner in made.items()]
-    stacks = ("stepped", "r"), ("w", "t")
-    body = [Again(tuple(carried), (), stacks, (acting, *between, STEP), reverse=False)]
-    after = {"x": "x_after"} | {outer: final for outer, _, _, final in carried}
-    if place == "tick":
-        body += [added]
+    if place == "scan" or {*form.reads, *form.writes} & {"roll", "trail"}:
+        body, after = several(acting, added if place == "scan" else None, made)
+    else:
+        body, after = [acting, STEP], {"x": "stepped"}
+    if place in ("tick", "env"):
+        body += [added] if place == "tick" else []
         after |= made
-    learner, given = learn(added if place == "batch" else None, made)
+    learner, given = learn(added if place == "batch" else None, made, after["x"])
     after |= given
     return RandomLoop(*closed([*body, learner], after))
+
+
+def several(acting, added, made):
+    """Acting some times, with a use among it if there is one, and what replaces what."""
+    carried = [("x", "x", "stepped", "x_after")]
+    if added:
+        carried += [(name, name, inner, f"{name}_after") for name, inner in made.items()]
+    stacks = ("stepped", "r"), ("w", "t")
+    turn = (acting, *([added] if added else []), STEP)
+    after = {outer: final for outer, _, _, final in carried}
+    return [Again(tuple(carried), (), stacks, turn, reverse=False)], after
 
 
 def closed(body, after):
@@ -130,9 +138,9 @@ def act(added, made):
     return Staged("act", "env", rows, shared, (), body, writes)
 
 
-def learn(added, made):
+def learn(added, made, x):
     """The stage that learns, with a use of its own if it has one, and what replaces what."""
-    reads = {"x_after": "x", "w": "w"}
+    reads = {x: "x", "w": "w"}
     for name in added.reads if added else ():
         reads |= {} if name == "x" else {name: name}
     body = (
