@@ -49,7 +49,8 @@ from laws.vocabulary import APPROXIMATE, COARSE, HARMLESS
 from shoal.runtime.reference import run_reference
 from shoal.runtime.verify import difference
 
-CHUNK, LONGEST_S = 300, 120  # loops a process checks, and how long one may take
+CHUNK, LONGEST_S = 300, 300  # loops a process checks, and how long one may take
+PROGRESS_S = 10
 TICKS, TOLERANCE, COARSE_TOLERANCE = 2, 1e-4, 0.05
 # A loop that makes this much of a change of 1e-5 says nothing about a plan that differs.
 NUDGE, UNSTEADY = 1e-5, 1e-3
@@ -512,6 +513,16 @@ def written(body, indent="") -> Iterator[str]:
                 yield from written(item.sides[1], more)
 
 
+def watch(tally: Tally, found: Iterator[Verdict]) -> None:
+    """Count verdicts as they come, and say now and then how far it is."""
+    shown = time.time()
+    for verdict in found:
+        tally.add(verdict)
+        if time.time() - shown > PROGRESS_S:
+            shown = time.time()
+            print(tally.line(), flush=True)
+
+
 def main() -> int:
     """Check many loops with several processes; 1 if any is wrong or crashed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -529,13 +540,9 @@ def main() -> int:
         work(range(*args.work), args.kind, args.devices)
         return 0
     tally = Tally(time.time(), Counter(), Counter(), Counter())
-    shown = time.time()
     seeds, how = range(args.seed, args.seed + args.loops), (args.kind, args.devices)
-    for verdict in verdicts(seeds, args.workers, how):
-        tally.add(verdict)
-        if time.time() - shown > 10:
-            shown = time.time()
-            print(tally.line(), flush=True)
+    with suppress(KeyboardInterrupt):  # what was found by then is told
+        watch(tally, verdicts(seeds, args.workers, how))
     print(tally.summary())
     return int(any(tally.outcomes[outcome] for outcome in FAILED))
 
