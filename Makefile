@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-chaos test-fuzz \
+.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-chaos test-fuzz test-loops \
         test-jax-versions bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -46,6 +46,10 @@ test-chaos: .venv/.ready-dev ## Let a Ray cluster's workers, hosts, links and di
 
 test-fuzz: .venv/.ready-dev ## Send a million spoilt streams of frames (FUZZ_CASES=1000000 FUZZ_SEED=0)
 	@$(BIN)/python -m pytest -m fuzz --timeout 3600
+
+test-loops: .venv/.ready-dev ## Check cuts of many random loops: refused, or the loop's numbers (LOOPS=100000 LOOPS_SEED=0, LOOPS_KIND=random or plain)
+	@$(BIN)/python tests/laws/check_loops.py --loops $(or $(LOOPS),100000) --seed $(or $(LOOPS_SEED),0) \
+	    --kind $(or $(LOOPS_KIND),random)
 
 test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions

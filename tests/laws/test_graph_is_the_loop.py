@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
 import shoal
 from laws.cases import CHASE, CONTINUOUS, PPO, graph_of, start_of
-from laws.random_loops import loops
+from laws.random_loops import Author
 from shoal.graph.ir import leaves, nested_stages
 from shoal.runtime.verify import as_numbers
 from shoal.tracing.jaxprs import Reader
@@ -73,11 +73,20 @@ def test_no_two_values_or_nodes_share_a_name_whatever_they_are_named_after(bases
     assert set(reader.values) == set(values)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(loops())
-def test_interpreting_the_trace_of_any_loop_is_running_it(loop):
-    graph = shoal.trace(loop, envs=4)
-    check(graph, graph.origin.start(0, 4))
+def traced(loop, envs):
+    """A loop's graph, or None where Shoal refuses to trace it."""
+    try:
+        return shoal.trace(loop, envs=envs)
+    except shoal.ShoalError:
+        return None
+
+
+def test_interpreting_the_trace_of_any_loop_is_running_it():
+    authors = [Author(seed) for seed in range(20)]
+    graphs = [traced(author.loop(), author.envs) for author in authors]
+    for graph in filter(None, graphs):
+        check(graph, graph.origin.start(0, graph.envs))
+    assert sum(map(bool, graphs)) > 10
 
 
 @pytest.mark.parametrize("name", [CHASE, PPO, CONTINUOUS])

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from itertools import combinations, product
+from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import shoal
-from laws.random_loops import ENVS, cuts, loops
+from laws.random_loops import Author
 from shoal.graph.ir import Stage
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
@@ -20,13 +19,19 @@ from shoal.planning.prices import Ledger, cost, make_prices
 MOST = 3000  # placements that all can be tried of
 
 
-def sites_of(loop, cut):
-    """What there is to place, and where stages are; None where the cut makes no sense."""
+def drawn(seed):
+    """A loop's sites, where its stages are, and the cut; None where there is no choice."""
+    author = Author(seed)
+    loop = author.loop()
+    cut = author.drawn(loop)
+    if len(cut.fragments) == 1:
+        return None
     try:
-        opened, stages = assign_stages(check_graph(shoal.trace(loop, envs=ENVS)), cut)
+        graph = check_graph(shoal.trace(loop, envs=author.envs))
+        opened, stages = assign_stages(graph, cut)
     except shoal.ShoalError:
         return None
-    return Sites(opened, split_loops(opened, stages)), stages
+    return Sites(opened, split_loops(opened, stages)), stages, cut
 
 
 def free_sites(sites):
@@ -40,22 +45,23 @@ def ways(names):
     return [frozenset(some) for size in sizes for some in combinations(sorted(names), size)]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.data())
-def test_the_price_of_a_move_is_what_all_would_cost_then(data):
-    loop = data.draw(loops())
-    cut = data.draw(cuts(loop))
-    if not (found := sites_of(loop, cut)):
+def moves_of(free, cut, random):
+    """A few moves of a few sites to any homes."""
+    anywhere = ways([f.name for f in cut.fragments])
+    for _ in range(random.randint(0, 6)):
+        moved = random.sample(free, random.randint(1, min(4, len(free))))
+        yield {site: random.choice(anywhere) for site in moved}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_price_of_a_move_is_what_all_would_cost_then(seed):
+    if not (found := drawn(seed)):
         return
-    sites, stages = found
+    sites, stages, cut = found
     homes, free = place_glue(sites, stages, cut), free_sites(sites)
     ledger = Ledger(make_prices(sites, homes, cut), homes)
     assert ledger.total == cost(sites, homes, cut)
-    if not free:
-        return
-    anywhere = st.sampled_from(ways([f.name for f in cut.fragments]))
-    moves = st.dictionaries(st.sampled_from(free), anywhere, min_size=1, max_size=4)
-    for move in data.draw(st.lists(moves, max_size=6)):
+    for move in moves_of(free, cut, Random(seed)) if free else ():
         wanted = cost(sites, {**ledger.homes, **move}, cut)
         assert ledger.price(move) == wanted
         ledger.take(move)
@@ -66,31 +72,25 @@ def compare_with_all(examples):
     """How the search fares against trying all there is, where that can be done."""
     fared = Counter()
 
-    @settings(max_examples=examples, deadline=None, derandomize=True)
-    @given(st.data())
-    def law(data):
-        loop = data.draw(loops())
-        cut = data.draw(cuts(loop))
-        if cut.onlookers or not (found := sites_of(loop, cut)):
-            return
-        sites, stages = found
+    for seed in range(examples):
+        if not (found := drawn(seed)):
+            continue
+        sites, stages, cut = found
         free, where = free_sites(sites), ways([f.name for f in cut.fragments])
-        if len(where) ** len(free) > MOST or len(where) == 1:
-            return
+        if len(where) ** len(free) > MOST:
+            continue
         homes = place_glue(sites, stages, cut)
         least = min(
             cost(sites, {**homes, **dict(zip(free, each, strict=True))}, cut)
             for each in product(where, repeat=len(free))
         )
         fared["best" if cost(sites, homes, cut) == least else "worse"] += 1
-
-    law()
     return fared
 
 
 def test_no_placement_of_all_there_are_costs_less():
     fared = compare_with_all(60)
-    assert fared["best"] > 10
+    assert fared["best"] > 5
     assert not fared["worse"]
 
 
