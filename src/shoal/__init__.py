@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.planning.policy import (
         PER_BATCH,
         PER_ENV,
+        ROLE_ENV,
         THE_REST,
         DistributionPolicy,
         Fragment,
@@ -57,6 +58,7 @@ _HOMES = {
     "Packed": "shoal.planning.policy",
     "PER_BATCH": "shoal.planning.policy",
     "PER_ENV": "shoal.planning.policy",
+    "ROLE_ENV": "shoal.planning.policy",
     "Queue": "shoal.planning.policy",
     "Serve": "shoal.planning.policy",
     "ShoalError": "shoal.errors",
@@ -90,6 +92,7 @@ _HOMES = {
 __all__ = [
     "PER_BATCH",
     "PER_ENV",
+    "ROLE_ENV",
     "THE_REST",
     "Cluster",
     "Device",

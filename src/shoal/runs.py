@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -30,12 +29,15 @@ from shoal.records import (
     Evaluations,
     Lags,
     Lines,
+    as_json,
     recorded,
     scalars,
     without_evaluation,
     write_json,
 )
+from shoal.roles import environment_stages
 from shoal.runtime.again import Care
+from shoal.runtime.collect import lag_name
 from shoal.runtime.logs import Say, listening
 from shoal.runtime.mend import Loss
 from shoal.runtime.packing import total
@@ -123,7 +125,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
         stack.callback(checkpoints.wait)
-        story = Story(lines, progress, steps, summary, since.told)
+        story = Story(lines, progress, steps, summary, since.told, lag_name(drawn.graph))
         stack.callback(story.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
@@ -200,6 +202,7 @@ class Story:
         steps: int,
         summary: dict[str, Any],
         told: Mapping[str, Any],
+        lag: str,
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
         self._steps, self._began = steps, time.perf_counter()
@@ -208,7 +211,7 @@ class Story:
         self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
-        self.lags = Lags.of(told.get("lags", {}))
+        self.lags = Lags.of(told.get("lags", {}), lag)
         self.status = Status(lines.path.parent, summary)
         seen = lines.path.with_name("evaluation.jsonl")
         self._evaluations = Evaluations(seen, steps, progress.say)
@@ -252,8 +255,8 @@ class Story:
         self.lags.see(metrics)
         self.tick = tick + 1
         row = {"tick": tick, "env_steps": self.env_steps, "seconds": round(self.seconds, 4)}
-        told = row | scalars(metrics) | {"return_mean": self.episodes.mean}
-        self._lines.add(json.dumps(told))
+        told = row | scalars(metrics, self.lags.name) | {"return_mean": self.episodes.mean}
+        self._lines.add(as_json(told))
         mean, count = self.episodes.mean, self.episodes.total
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
@@ -347,7 +350,7 @@ def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
 
     The first is compiled before it runs, and the seconds are those after it.
     """
-    return round(steps * (ticks - 1) / seconds, 1) if seconds >= MEASURED else None
+    return round(steps * (ticks - 1) / seconds, 1) if steps and seconds >= MEASURED else None
 
 
 def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:
@@ -386,5 +389,6 @@ def environments_closed() -> Iterator[None]:
 def env_steps_a_tick(graph: Graph) -> int:
     """How many steps each environment makes in a tick."""
     sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
-    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
+    stepping = environment_stages(graph)
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage in stepping]
     return sum(sites.times[n.writes[0]] for n in stages)

@@ -33,6 +33,7 @@ from shoal.planning.plan import Plan
 from shoal.records import scalars
 from shoal.resuming import resume
 from shoal.runs import Trained
+from shoal.runtime.collect import lag_name
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
 from shoal.status import newest_run, shown, want
@@ -236,7 +237,9 @@ def _tell(trained: Trained, console: Console) -> int:
     """How a run ended."""
     summary = trained.summary
     mean = summary["return_mean"]
-    told = f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s"
+    steps, ticks = summary["env_steps"], summary["ticks"]
+    made = f"{steps:,} steps" if steps else f"{ticks:,} ticks"
+    told = f"{made} in {summary['seconds']:.1f} s"
     told += f" ({summary['compile_seconds']:.1f} s of it compiling)"
     if rate := summary["env_steps_per_second"]:
         told += f", {rate:,.0f} steps/s"
@@ -291,7 +294,9 @@ def _replay(options: argparse.Namespace) -> int:
     drawn, _ = _drawn(make_parser().parse_args(told["words"]))
     print(f"{told['reader']} alone, {told['ticks']} ticks")
     for tick, metrics in replay(drawn, options.file):
-        shown = (f"{name} {value:g}" for name, value in scalars(metrics).items())
+        shown = (
+            f"{name} {value:g}" for name, value in scalars(metrics, lag_name(drawn.graph)).items()
+        )
         print(f"tick {tick}: {', '.join(shown)}")
     return 0
 
