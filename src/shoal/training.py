@@ -27,6 +27,7 @@ from shoal.runs import Since, Trained, run_job
 from shoal.runtime.machine import this_machine
 from shoal.runtime.run import check_backend, fresh_start, load_ray
 from shoal.runtime.verify import Verification, verify_plan
+from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
 
@@ -86,7 +87,9 @@ def train(
     check_backend(how.get("backend", "threads"))
     distribution = beside_evaluation(job, distribute or default_distribution(job.env))
     ensure_devices(distribution)
-    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, cluster_of(how))
+    graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
+    drawn = plan(graph, distribution, cluster_of(how))
     folder = new_folder(Path(how.get("folder", "runs")), how.get("name", ""), job.name)
     with locked(folder):
         since = Since(lambda: fresh_start(drawn.graph, how.get("seed", 0)), {})
@@ -104,6 +107,7 @@ def verify(
     distribute = distribute or default_distribution(job.env)
     ensure_devices(distribute)
     graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
     drawn = plan(graph, distribute, cluster_of(how))
     state = graph.origin.start(how.get("seed", 0), job.envs)
     return verify_plan(drawn, how.get("backend", "threads"), ticks=job.ticks, state=state)

@@ -10,6 +10,7 @@ import shoal
 from shoal import THE_REST, Fragment
 from shoal.checkpoints import read_newest
 from shoal.errors import NotFiniteError
+from shoal.recipes import made_from, recipe_of
 from shoal.runtime.verify import difference
 from unit.toy_loop import (
     COARSE,
@@ -134,6 +135,59 @@ def test_the_last_good_state_lies_in_the_run_folder(tmp_path):
     assert [one.snapshot.tick for one in saved] == [BAD_TICK, BAD_TICK]
     check_same(*(one.snapshot.values for one in saved))
     check_same(*(one.snapshot.past for one in saved))
+
+
+def unbounded(state):
+    """Infinities that are meant: no best yet, and a bound that isn't there."""
+    state, metrics = plain(state)
+    best = jnp.where(state.age < 3, -jnp.inf, metrics["loss"])
+    return state, {"best": best, "bound": jnp.float32(jnp.inf), "rows": state.x * jnp.inf}
+
+
+def refuse_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+@pytest.mark.parametrize("name", ["fused", "lagged"])
+def test_infinity_is_no_fault_and_is_written_as_json_that_reads_back(name, backend, tmp_path):
+    how = {"ticks": 4, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path, "backend": backend}
+    trained = shoal.train(Toy(unbounded), None, NAN_PLANS[name], **how)
+    assert trained.summary["status"] == "done"
+    lines = (trained.folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(text, parse_constant=refuse_constant) for text in lines]
+    assert [row["tick"] for row in rows] == [0, 1, 2, 3]
+    assert [float(row["bound"]) for row in rows] == [float("inf")] * 4
+    assert [row["best"] for row in rows[:2]] == ["-Infinity"] * 2
+    assert all(isinstance(row["best"], float) for row in rows[2:])
+
+
+def test_a_nan_is_found_among_infinities_that_are_meant():
+    def sour_beside(state):
+        after, metrics = sour(state)
+        return after, {"bound": jnp.inf * (1 + after.x), **metrics}
+
+    words = ["`loss` is NaN at tick 5", "stage `fit_sourly`", line("sour")]
+    plan = planned(sour_beside, COARSE)
+    check_told(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
+
+
+def test_returns_without_bound_are_told_as_json(tmp_path):
+    def returned(state):
+        state, _ = plain(state)
+        return state, {"episodes": jnp.float32(2), "episode_return": -jnp.inf * (1 + state.age)}
+
+    how = {"ticks": 3, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path}
+    trained = shoal.train(Toy(returned), None, **how)
+    text = (trained.folder / "summary.json").read_text()
+    assert json.loads(text, parse_constant=refuse_constant)["return_mean"] == "-Infinity"
+    shoal.resume(trained.folder, ticks=4, algorithm=Toy(returned), cluster=TWO_CPUS)
+
+
+def test_a_setting_without_bound_is_described_and_made_again():
+    settings = (float("inf"), -float("inf"), {"low": float("-inf")}, 1.5)
+    text = json.dumps(recipe_of(settings), allow_nan=False)
+    assert made_from(json.loads(text)) == settings
 
 
 def check_same(got, wanted):

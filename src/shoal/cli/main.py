@@ -37,6 +37,7 @@ from shoal.runtime.collect import lag_name
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
 from shoal.status import newest_run, shown, want
+from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 from shoal.training import (
     Job,
@@ -268,7 +269,9 @@ def _plan(options: argparse.Namespace) -> int:
     job = make_job(*chosen_loop(options), {"envs": options.envs})
     distribution = chosen_distribution(options) or default_distribution(job.env)
     ensure_devices(distribution)
-    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution)
+    graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
+    drawn = plan(graph, distribution)
     return _show(options.out, str(drawn), drawn.to_json(), plan_page)
 
 
