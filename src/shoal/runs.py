@@ -102,7 +102,7 @@ def _recipe(thing: Any, source: str | None) -> Any:
 def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: Since) -> Trained:
     """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
     run_told = describe(job, drawn, how)
-    steps = env_steps_a_tick(drawn.graph) * drawn.seen
+    steps = steps_a_tick(drawn)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
@@ -125,7 +125,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
         stack.callback(checkpoints.wait)
-        story = Story(lines, progress, steps, summary, since.told, lag_name(drawn.graph))
+        story = Story(lines, progress, drawn, summary, since.told)
         stack.callback(story.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
@@ -199,22 +199,21 @@ class Story:
         self,
         lines: Lines,
         progress: Progress,
-        steps: int,
+        drawn: Plan,
         summary: dict[str, Any],
         told: Mapping[str, Any],
-        lag: str,
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
-        self._steps, self._began = steps, time.perf_counter()
+        self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
         self._first, self.tick = told.get("tick", 0), told.get("tick", 0)
         self._steps_before = told.get("env_steps", 0)
         self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
-        self.lags = Lags.of(told.get("lags", {}), lag)
+        self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
         self.status = Status(lines.path.parent, summary)
         seen = lines.path.with_name("evaluation.jsonl")
-        self._evaluations = Evaluations(seen, steps, progress.say)
+        self._evaluations = Evaluations(seen, self._steps, progress.say)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet
 
@@ -384,6 +383,11 @@ def environments_closed() -> Iterator[None]:
     finally:
         if host := sys.modules.get("shoal.envs.host"):
             host.close_all()
+
+
+def steps_a_tick(drawn: Plan) -> int:
+    """How many steps all environments that a tick learns from make in it."""
+    return env_steps_a_tick(drawn.graph) * drawn.seen
 
 
 def env_steps_a_tick(graph: Graph) -> int:

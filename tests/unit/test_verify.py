@@ -153,4 +153,5 @@ def test_a_loop_that_computes_in_few_digits_may_differ_in_the_last_of_them():
             return (x.astype(self.kind) @ jnp.eye(4, dtype=self.kind)).astype(jnp.float32)
 
     assert tolerance_of(shoal.trace(Low("float32"), envs=2)) == TOLERANCE
-    assert TOLERANCE < tolerance_of(shoal.trace(Low("bfloat16"), envs=2)) < 0.05
+    assert tolerance_of(shoal.trace(Low("float8_e4m3fn"), envs=2)) == 0.25
+    assert TOLERANCE < tolerance_of(shoal.trace(Low("bfloat16"), envs=2)) < 0.2
