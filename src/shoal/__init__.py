@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.planning.policy import (
         PER_BATCH,
         PER_ENV,
+        ROLE_ENV,
         THE_REST,
         DistributionPolicy,
         Fragment,
@@ -67,6 +68,7 @@ _HOMES = {
     "Packed": "shoal.planning.policy",
     "PER_BATCH": "shoal.planning.policy",
     "PER_ENV": "shoal.planning.policy",
+    "ROLE_ENV": "shoal.planning.policy",
     "Queue": "shoal.planning.policy",
     "Serve": "shoal.planning.policy",
     "ShoalError": "shoal.errors",
@@ -106,6 +108,7 @@ _HOMES = {
 __all__ = [
     "PER_BATCH",
     "PER_ENV",
+    "ROLE_ENV",
     "THE_REST",
     "Cluster",
     "Device",

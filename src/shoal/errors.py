@@ -88,7 +88,7 @@ class LostError(RunError):
 
 
 class NotFiniteError(RunError):
-    """A metric became NaN or infinite; `tick` says when, `state` is the last good state."""
+    """A metric became NaN; `tick` says when, `state` is the last good state."""
 
     def __init__(self, what: str, fix: str, where: str, tick: int) -> None:
         super().__init__(what, fix, where)

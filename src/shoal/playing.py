@@ -104,7 +104,12 @@ class Agent:
         return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 
     def _rows(self, obs: Any) -> tuple[Any, bool]:
-        """Observations with an axis that counts them, and whether they came with it."""
+        """Observations with an axis that counts them, and whether they came with it.
+
+        Without an environment to say what one is, what comes is one.
+        """
+        if self.env is None:
+            return jax.tree.map(lambda x: np.asarray(x)[None], obs), False
         space = self.env.observation_space
         each: list[Any] = [s for _, s in space.spaces] if isinstance(space, Groups) else [space]
         known = [box for of in each for box in leaves(of)]

@@ -34,7 +34,7 @@ class Progress:
         now = time.perf_counter()
         begun, since = self._first = self._first if self._first[1] else (tick, now)
         rate = self._steps * (tick - begun) / (now - since) if now - since > MEASURED else 0.0
-        told = f"{self._steps * (tick + 1):,} steps"
+        told = f"{self._steps * (tick + 1):,} steps" if self._steps else ""
         told += f"  {rate:,.0f} steps/s" if rate else ""
         told += f"  return {mean:.1f}" if mean is not None else ""
         self._bar.update(self._task, completed=tick + 1, description="training", told=told)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,8 @@ def recipe_of(thing: Any) -> Any:
     """`thing` as JSON, or NOT_PLAIN."""
     match thing:
         case None | bool() | int() | float() | str():
-            return thing
+            is_number = not isinstance(thing, float) or math.isfinite(thing)
+            return thing if is_number else {"float": str(thing)}  # JSON has no infinity
         case list() | tuple():
             return _of_sequence(thing)
         case dict():
@@ -45,15 +47,23 @@ def made_from(recipe: Any) -> Any:
     match recipe:
         case {"tuple": items}:
             return tuple(made_from(item) for item in items)
+        case {"float": text}:
+            return float(text)
         case {"dict": items}:
             return {name: made_from(item) for name, item in items.items()}
-        case {"name": _, "module": _, "settings": settings}:
-            return _found(recipe)(**{name: made_from(x) for name, x in settings.items()})
         case {"name": _, "module": _}:
-            return _found(recipe)
+            return _made_named(recipe)
         case list():
             return [made_from(item) for item in recipe]
     return recipe
+
+
+def _made_named(recipe: dict[str, Any]) -> Any:
+    """What a recipe names, or where it says settings, one made with them."""
+    found = _found(recipe)
+    if "settings" not in recipe:
+        return found
+    return found(**{name: made_from(x) for name, x in recipe["settings"].items()})
 
 
 def load_file(path: Path) -> ModuleType:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,15 @@ from typing import Any
 import numpy as np
 
 from shoal.disk import FULL
-from shoal.errors import SettingError, ShoalError
+from shoal.errors import SettingError, ShoalError, TraceError
+from shoal.runtime.collect import LAG
 
 LAST_EPISODES = 100
-LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
-EVALUATION = "evaluation_"  # how metrics begin that tell of an evaluation
+# Names that a row of metrics.jsonl has of its own.
+RESERVED = ("tick", "env_steps", "seconds", "return_mean", "lag_mean", "lag_max")
+# The metrics that tell of an evaluation, all or none of them.
+EVALUATION = "evaluation_"
+JUDGED = tuple(f"{EVALUATION}{name}" for name in ("episodes", "return", "length", "unfinished"))
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs under way, and their summaries so far
 
 
@@ -34,9 +39,11 @@ class Episodes:
     def see(self, metrics: Mapping[str, Any]) -> None:
         """Add the episodes that ended in a tick, and forget those beyond the last hundred."""
         count = float(np.sum(metrics.get("episodes", 0)))
-        if not count:
+        if not count or not math.isfinite(count):
             return
         self.total += int(count)
+        if "episode_return" not in metrics:
+            return
         self.newest.append((count, float(np.sum(metrics["episode_return"]))))
         while sum(n for n, _ in self.newest) - self.newest[0][0] >= LAST_EPISODES:
             self.newest.popleft()
@@ -79,7 +86,7 @@ class Evaluations:
         counts = {name: int(told[name]) for name in ("episodes", "unfinished")}
         self.newest = {"tick": tick, "env_steps": tick * self.steps, **means, **counts}
         self._lines = self._lines or Lines(self.path, self.say)
-        self._lines.add(json.dumps(self.newest))
+        self._lines.add(as_json(self.newest))
         tell(tick, means["return_mean"])
         return self.told()
 
@@ -99,7 +106,7 @@ def without_evaluation(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def _judges(name: str) -> bool:
-    return name.startswith(EVALUATION)
+    return name in JUDGED
 
 
 @dataclass
@@ -107,15 +114,16 @@ class Lags:
     """How many ticks late what was used was, over a whole run."""
 
     counts: Counter[int] = field(default_factory=Counter)
+    name: str = LAG  # of the metric that tells them
 
     def see(self, metrics: Mapping[str, Any]) -> None:
         """Add the lags of a tick."""
-        self.counts.update(int(lag) for lag in metrics.get(LAG, ()))
+        self.counts.update(int(lag) for lag in metrics.get(self.name, ()))
 
     @staticmethod
-    def of(told: Mapping[str, int]) -> Lags:
+    def of(told: Mapping[str, int], name: str = LAG) -> Lags:
         """From what `plain` made of them."""
-        return Lags(Counter({int(lag): n for lag, n in told.items()}))
+        return Lags(Counter({int(lag): n for lag, n in told.items()}), name)
 
     def plain(self) -> dict[str, int]:
         """As JSON."""
@@ -128,7 +136,7 @@ class Lags:
             return {}
         mean = sum(lag * n for lag, n in self.counts.items()) / total
         histogram = {str(lag): n for lag, n in sorted(self.counts.items())}
-        return {LAG: {"mean": round(mean, 4), "max": max(self.counts), "histogram": histogram}}
+        return {"lag": {"mean": round(mean, 4), "max": max(self.counts), "histogram": histogram}}
 
 
 def new_folder(root: Path, name: str, title: str) -> Path:
@@ -267,17 +275,54 @@ def cut_rows(path: Path, tick: int) -> None:
         file.truncate(end)
 
 
-def scalars(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
+def scalars(metrics: Mapping[str, np.ndarray], lag: str = LAG) -> dict[str, float]:
     """Metrics as numbers: rows are summed, of lags the mean and the largest are told."""
-    found = {name: round(float(np.sum(x)), 6) for name, x in metrics.items() if name != LAG}
-    if len(lags := metrics.get(LAG, ())):
+    found = {
+        name: round(float(np.sum(x, dtype=np.float64)), 6)
+        for name, x in metrics.items()
+        if name != lag
+    }
+    if len(lags := metrics.get(lag, ())):
         found |= {"lag_mean": round(float(np.mean(lags)), 4), "lag_max": float(np.max(lags))}
     return found
 
 
+def as_json(data: Any, indent: int | None = None) -> str:
+    """`data` as JSON, which has no infinities: they are the texts "Infinity" and "-Infinity".
+
+    Python's `float`, JavaScript's `Number` and most parsers of numbers read these back.
+    """
+    return json.dumps(_written(data), indent=indent, allow_nan=False)
+
+
+def _written(data: Any) -> Any:
+    match data:
+        case float() if not math.isfinite(data):
+            return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
+        case dict():
+            return {name: _written(x) for name, x in data.items()}
+        case list() | tuple():
+            return [_written(x) for x in data]
+    return data
+
+
+def check_metrics(names: Iterable[str], where: str, *, judged: bool) -> None:
+    """Refuse metrics of a loop that would be taken for what the run itself tells.
+
+    `judged`: whether the loop is one that evaluates, which tells of that in metrics.
+    """
+    taken = (*RESERVED, *(() if judged else JUDGED))
+    if found := sorted(set(names) & set(taken)):
+        raise TraceError(
+            f"tick shows a metric `{found[0]}`, which is what a row of metrics.jsonl says itself",
+            f"Give it another name than {', '.join(taken)}.",
+            where,
+        )
+
+
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a file whole or not at all; on a full disk, over what it was."""
-    draft, text = path.with_suffix(".tmp"), json.dumps(data, indent=2) + "\n"
+    draft, text = path.with_suffix(".tmp"), as_json(data, indent=2) + "\n"
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)

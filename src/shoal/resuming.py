@@ -20,6 +20,7 @@ from shoal.recipes import load_file, made_from
 from shoal.records import cut_rows, locked
 from shoal.runs import FORM, RESTARTS, Since, Trained, run_job, with_new_episodes
 from shoal.runtime.run import check_backend, fresh_start
+from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 from shoal.training import Job, beside_evaluation, cluster_of, ensure_devices, plan
 
@@ -58,6 +59,7 @@ def resume(
         distribution = beside_evaluation(job, distribution)
         ensure_devices(distribution)
         graph = trace(job.algorithm, job.env, envs=job.envs)
+        check_not_frozen(graph.origin, job.envs)
         drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
         announce = how.get("announce", lambda text: None)
         since = _since(folder, job, drawn, told["seed"], announce)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -30,12 +29,15 @@ from shoal.records import (
     Evaluations,
     Lags,
     Lines,
+    as_json,
     recorded,
     scalars,
     without_evaluation,
     write_json,
 )
+from shoal.roles import environment_stages
 from shoal.runtime.again import Care
+from shoal.runtime.collect import lag_name
 from shoal.runtime.logs import Say, listening
 from shoal.runtime.mend import Loss
 from shoal.runtime.packing import total
@@ -100,7 +102,7 @@ def _recipe(thing: Any, source: str | None) -> Any:
 def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: Since) -> Trained:
     """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
     run_told = describe(job, drawn, how)
-    steps = env_steps_a_tick(drawn.graph) * drawn.seen
+    steps = steps_a_tick(drawn)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
@@ -123,7 +125,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
         stack.callback(checkpoints.wait)
-        story = Story(lines, progress, steps, summary, since.told)
+        story = Story(lines, progress, drawn, summary, since.told)
         stack.callback(story.close)
         saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
         care = _care(drawn.graph, run_told, summary, say)
@@ -197,21 +199,21 @@ class Story:
         self,
         lines: Lines,
         progress: Progress,
-        steps: int,
+        drawn: Plan,
         summary: dict[str, Any],
         told: Mapping[str, Any],
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
-        self._steps, self._began = steps, time.perf_counter()
+        self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
         self._first, self.tick = told.get("tick", 0), told.get("tick", 0)
         self._steps_before = told.get("env_steps", 0)
         self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
-        self.lags = Lags.of(told.get("lags", {}))
+        self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
         self.status = Status(lines.path.parent, summary)
         seen = lines.path.with_name("evaluation.jsonl")
-        self._evaluations = Evaluations(seen, steps, progress.say)
+        self._evaluations = Evaluations(seen, self._steps, progress.say)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet
 
@@ -252,8 +254,8 @@ class Story:
         self.lags.see(metrics)
         self.tick = tick + 1
         row = {"tick": tick, "env_steps": self.env_steps, "seconds": round(self.seconds, 4)}
-        told = row | scalars(metrics) | {"return_mean": self.episodes.mean}
-        self._lines.add(json.dumps(told))
+        told = row | scalars(metrics, self.lags.name) | {"return_mean": self.episodes.mean}
+        self._lines.add(as_json(told))
         mean, count = self.episodes.mean, self.episodes.total
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
@@ -347,7 +349,7 @@ def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
 
     The first is compiled before it runs, and the seconds are those after it.
     """
-    return round(steps * (ticks - 1) / seconds, 1) if seconds >= MEASURED else None
+    return round(steps * (ticks - 1) / seconds, 1) if steps and seconds >= MEASURED else None
 
 
 def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:
@@ -383,8 +385,14 @@ def environments_closed() -> Iterator[None]:
             host.close_all()
 
 
+def steps_a_tick(drawn: Plan) -> int:
+    """How many steps all environments that a tick learns from make in it."""
+    return env_steps_a_tick(drawn.graph) * drawn.seen
+
+
 def env_steps_a_tick(graph: Graph) -> int:
     """How many steps each environment makes in a tick."""
     sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
-    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage == "env"]
+    stepping = environment_stages(graph)
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage in stepping]
     return sum(sites.times[n.writes[0]] for n in stages)

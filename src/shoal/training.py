@@ -21,12 +21,15 @@ from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policies import fused, looked_on, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
-from shoal.records import locked, new_folder
+from shoal.records import check_metrics, locked, new_folder
+from shoal.roles import with_roles
 from shoal.runs import Since, Trained, run_job
 from shoal.runtime.machine import this_machine
 from shoal.runtime.run import check_backend, fresh_start, load_ray
 from shoal.runtime.verify import Verification, verify_plan
-from shoal.tracing.trace import trace
+from shoal.tracing.frozen import check_not_frozen
+from shoal.tracing.stage import source_of
+from shoal.tracing.trace import method, trace
 
 
 class How(TypedDict, total=False):
@@ -52,7 +55,11 @@ class How(TypedDict, total=False):
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
     """How `graph` runs on `cluster`, or on this machine, when distributed by `distribution`."""
-    return make_plan(graph, distribution, cluster or this_machine())
+    if graph.origin is not None:
+        judged = isinstance(graph.origin.algorithm, Evaluated)
+        where = source_of(method(graph.origin.algorithm, "tick"))
+        check_metrics([m.outer for m in graph.metrics], where, judged=judged)
+    return make_plan(graph, with_roles(graph, distribution), cluster or this_machine())
 
 
 def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
@@ -63,10 +70,15 @@ def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
 
 
 def train(
-    algorithm: Any, env: Any, distribute: DistributionPolicy | None = None, **how: Unpack[How]
+    algorithm: Any,
+    env: Any = None,
+    distribute: DistributionPolicy | None = None,
+    **how: Unpack[How],
 ) -> Trained:
     """Train `algorithm` on `env`, both by name or as objects; without `distribute`, fused.
 
+    A loop that has no environments, or its own, has `env=None`; `envs` then is how many rows it
+    has (unless said, its setting `envs` if there is one), and its `init` and `tick` get None.
     A preset fills in what isn't said where there is one. The folder `runs/<name>` gets
     `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` goes on from, also
     when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
@@ -75,23 +87,27 @@ def train(
     check_backend(how.get("backend", "threads"))
     distribution = beside_evaluation(job, distribute or default_distribution(job.env))
     ensure_devices(distribution)
-    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution, cluster_of(how))
-    folder = new_folder(
-        Path(how.get("folder", "runs")), how.get("name", ""), f"{job.title}-{job.env_name}"
-    )
+    graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
+    drawn = plan(graph, distribution, cluster_of(how))
+    folder = new_folder(Path(how.get("folder", "runs")), how.get("name", ""), job.name)
     with locked(folder):
         since = Since(lambda: fresh_start(drawn.graph, how.get("seed", 0)), {})
         return run_job(job, drawn, folder, how, since)
 
 
 def verify(
-    algorithm: Any, env: Any, distribute: DistributionPolicy | None = None, **how: Unpack[How]
+    algorithm: Any,
+    env: Any = None,
+    distribute: DistributionPolicy | None = None,
+    **how: Unpack[How],
 ) -> Verification:
     """Whether `algorithm` gives the same numbers under `distribute` as fused, after some ticks."""
     job = make_job(algorithm, env, {"ticks": 3, **how})
     distribute = distribute or default_distribution(job.env)
     ensure_devices(distribute)
     graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
     drawn = plan(graph, distribute, cluster_of(how))
     state = graph.origin.start(how.get("seed", 0), job.envs)
     return verify_plan(drawn, how.get("backend", "threads"), ticks=job.ticks, state=state)
@@ -112,6 +128,11 @@ class Job:
         is_wrapped = isinstance(self.algorithm, Evaluated)
         inner = self.algorithm.algorithm if is_wrapped else self.algorithm
         return type(inner).__name__.lower()
+
+    @property
+    def name(self) -> str:
+        """What a run of it is called."""
+        return self.title if self.env is None else f"{self.title}-{self.env_name}"
 
     @property
     def env_name(self) -> str:
@@ -136,6 +157,7 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         preset = find_preset(algorithm, env)
         algorithm = preset.algorithm if preset else ALGORITHMS[algorithm]()
     made = environments.make(env) if isinstance(env, str) else env
+    check_needed(algorithm, made, how)
     check_actions(algorithm, made)
     said = {name: how[name] for name in ("envs", "ticks") if how.get(name) is not None}
     for name, count in said.items():
@@ -147,7 +169,23 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         algorithm = replace(algorithm, total_ticks=ticks)
     if how.get("evaluate"):
         algorithm = Evaluated(algorithm, every=how["evaluate"])
-    return Job(algorithm, made, said.get("envs", preset.envs if preset else 16), ticks)
+    own = getattr(algorithm, "envs", None) if made is None else None
+    usual = preset.envs if preset else own if isinstance(own, int) else 16
+    return Job(algorithm, made, said.get("envs", usual), ticks)
+
+
+def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:
+    """Refuse to do without an environment where one is needed: to act in, or to be evaluated."""
+    if env is not None:
+        return
+    title = type(algorithm).__name__
+    if getattr(algorithm, "actions", None) is not None:
+        raise SettingError(f"{title} acts in an environment, and none is named", "Name one.")
+    if how.get("evaluate"):
+        raise SettingError(
+            f"{title} has no environment, so there is nothing to play for an evaluation",
+            "Leave the evaluation out, and show what matters as a metric.",
+        )
 
 
 def check_actions(algorithm: Any, env: Any) -> None:

@@ -17,6 +17,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import shoal  # noqa: E402
 from conformance import test_replaced as replaced  # noqa: E402
 from conformance.test_processes import POLICIES, largest  # noqa: E402
+from conformance.test_small_floats import Small  # noqa: E402
 from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
 from shoal.errors import PlaceError, RunError  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
@@ -69,6 +70,15 @@ def _is_own(pid):
 def fused(loop, ticks=3):
     plan = shoal.plan(graph_of(loop), shoal.fused())
     return shoal.run(plan, "inline", ticks=ticks, state=start_of(loop)).values
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_small_types_go_over_hosts(in_python):
+    graph = shoal.trace(Small("bfloat16", in_python), envs=4)
+    plan = shoal.plan(graph, shoal.single_learner_coarse(2), ray_cluster())
+    got = shoal.run(plan, "ray", ticks=3).values
+    alone = shoal.run(plan, "inline", ticks=3).values
+    assert largest(got, alone) == 0
 
 
 def check_numbers(loop, name):

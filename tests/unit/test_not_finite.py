@@ -1,4 +1,4 @@
-"""A loss that isn't finite stops the run, says when and where, and keeps the last good state."""
+"""A loss that is NaN stops the run, says when and where, and keeps the last good state."""
 
 import json
 
@@ -10,6 +10,7 @@ import shoal
 from shoal import THE_REST, Fragment
 from shoal.checkpoints import read_newest
 from shoal.errors import NotFiniteError
+from shoal.recipes import made_from, recipe_of
 from shoal.runtime.verify import difference
 from unit.toy_loop import (
     COARSE,
@@ -31,7 +32,7 @@ BAD_TICK = 5
 
 @shoal.stage  # here: sour
 def fit_sourly(w, xs, age):
-    loss = jnp.mean(xs) * jnp.log(BAD_TICK - age)
+    loss = jnp.mean(xs) * jnp.log(BAD_TICK - 0.5 - age)
     return w - 0.1 * loss, shoal.mean(loss)
 
 
@@ -43,7 +44,7 @@ def sour(state):
 
 def sour_in_glue(state):
     state, metrics = plain(state)
-    loss = metrics["loss"] / (BAD_TICK + 1 - state.age)  # here: sour glue
+    loss = metrics["loss"] * jnp.sqrt(BAD_TICK + 0.5 - state.age)  # here: sour glue
     return state, {"loss": loss}
 
 
@@ -60,7 +61,7 @@ NAN_PLANS = {
 @pytest.mark.parametrize("name", NAN_PLANS)
 def test_nan_in_the_loss_stops_the_run_and_keeps_the_last_good_state(name, backend):
     plan = planned(sour, NAN_PLANS[name])
-    words = ["`loss` is not finite at tick 5", "stage `fit_sourly`", line("sour"), "is kept"]
+    words = ["`loss` is NaN at tick 5", "stage `fit_sourly`", line("sour"), "is kept"]
     error = check_told(NotFiniteError, lambda: shoal.run(plan, backend, ticks=9), *words)
     assert error.tick == BAD_TICK
     check_same(error.state, shoal.run(plan, backend, ticks=BAD_TICK).values)
@@ -109,13 +110,13 @@ CUT_LOOP = policy(Fragment("a", ("move",), 2), Fragment("b", (THE_REST,), 2))
     ],
 )
 def test_the_stage_at_fault_is_found_inside_loops_and_stages(turn, distribution, stage, place):
-    words = ["not finite at tick 5", f"stage `{stage}`", line(place)]
+    words = ["is NaN at tick 5", f"stage `{stage}`", line(place)]
     plan = planned(turn, distribution)
     check_told(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
 
 
 def test_nan_between_stages_is_told_with_its_line():
-    words = ["not finite at tick 5", "`div` between stages", line("sour glue")]
+    words = ["is NaN at tick 5", "`sqrt` between stages", line("sour glue")]
     check_told(NotFiniteError, lambda: shoal.run(planned(sour_in_glue, COARSE), ticks=9), *words)
 
 
@@ -134,6 +135,59 @@ def test_the_last_good_state_lies_in_the_run_folder(tmp_path):
     assert [one.snapshot.tick for one in saved] == [BAD_TICK, BAD_TICK]
     check_same(*(one.snapshot.values for one in saved))
     check_same(*(one.snapshot.past for one in saved))
+
+
+def unbounded(state):
+    """Infinities that are meant: no best yet, and a bound that isn't there."""
+    state, metrics = plain(state)
+    best = jnp.where(state.age < 3, -jnp.inf, metrics["loss"])
+    return state, {"best": best, "bound": jnp.float32(jnp.inf), "rows": state.x * jnp.inf}
+
+
+def refuse_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+@pytest.mark.parametrize("name", ["fused", "lagged"])
+def test_infinity_is_no_fault_and_is_written_as_json_that_reads_back(name, backend, tmp_path):
+    how = {"ticks": 4, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path, "backend": backend}
+    trained = shoal.train(Toy(unbounded), None, NAN_PLANS[name], **how)
+    assert trained.summary["status"] == "done"
+    lines = (trained.folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(text, parse_constant=refuse_constant) for text in lines]
+    assert [row["tick"] for row in rows] == [0, 1, 2, 3]
+    assert [float(row["bound"]) for row in rows] == [float("inf")] * 4
+    assert [row["best"] for row in rows[:2]] == ["-Infinity"] * 2
+    assert all(isinstance(row["best"], float) for row in rows[2:])
+
+
+def test_a_nan_is_found_among_infinities_that_are_meant():
+    def sour_beside(state):
+        after, metrics = sour(state)
+        return after, {"bound": jnp.inf * (1 + after.x), **metrics}
+
+    words = ["`loss` is NaN at tick 5", "stage `fit_sourly`", line("sour")]
+    plan = planned(sour_beside, COARSE)
+    check_told(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
+
+
+def test_returns_without_bound_are_told_as_json(tmp_path):
+    def returned(state):
+        state, _ = plain(state)
+        return state, {"episodes": jnp.float32(2), "episode_return": -jnp.inf * (1 + state.age)}
+
+    how = {"ticks": 3, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path}
+    trained = shoal.train(Toy(returned), None, **how)
+    text = (trained.folder / "summary.json").read_text()
+    assert json.loads(text, parse_constant=refuse_constant)["return_mean"] == "-Infinity"
+    shoal.resume(trained.folder, ticks=4, algorithm=Toy(returned), cluster=TWO_CPUS)
+
+
+def test_a_setting_without_bound_is_described_and_made_again():
+    settings = (float("inf"), -float("inf"), {"low": float("-inf")}, 1.5)
+    text = json.dumps(recipe_of(settings), allow_nan=False)
+    assert made_from(json.loads(text)) == settings
 
 
 def check_same(got, wanted):

@@ -11,7 +11,7 @@ from shoal.algorithms import evaluated_host
 from shoal.algorithms.evaluated_host import Playing
 from shoal.envs import Environment, HostEnvironment, key_rows
 from shoal.envs.environment import ended
-from shoal.errors import SettingError
+from shoal.errors import SettingError, TraceError
 from shoal.tracing.stage import stage
 
 STAGE = "evaluate"
@@ -84,6 +84,11 @@ class Evaluated:
         played = self.play_host if isinstance(env, HostEnvironment) else self.play_compiled
         occasions, told = played(env, state)  # pyright: ignore[reportArgumentType]
         training, metrics = self.algorithm.tick(env, state.training)
+        if taken := sorted(set(metrics) & set(told)):
+            raise TraceError(
+                f"tick shows a metric `{taken[0]}`, which is what an evaluation shows",
+                "Give it another name.",
+            )
         return State(training, state.key, occasions), metrics | told
 
     def play_compiled(self, env: Environment, state: State) -> tuple[jax.Array, Metrics]:

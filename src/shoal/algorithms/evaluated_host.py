@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.caching import remembered
 from shoal.envs import HostEnvironment
 from shoal.envs.host import check_action, check_obs
 from shoal.envs.spaces import leaves, unflatten
@@ -64,7 +65,7 @@ def _nothing_seen(env: HostEnvironment) -> Any:
     return unflatten(env.observation_space, tuple(zeros))
 
 
-@lru_cache
+@remembered
 def _stage(playing: Playing, name: str, used: tuple[int, ...]) -> Stage:
     def returns(*_: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
         numbers = (jax.ShapeDtypeStruct((), jnp.float32) for _ in COUNTS)
@@ -109,7 +110,7 @@ def _play(
     return len(seeds), float(score.sum()), float(length.sum()), float((~over).sum())
 
 
-@lru_cache
+@remembered
 def _chooser(playing: Playing, used: tuple[int, ...]) -> Callable[..., Any]:
     """The best action in each of many environments, compiled once in a process."""
     key = jax.random.key(0)

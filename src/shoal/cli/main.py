@@ -33,9 +33,11 @@ from shoal.planning.plan import Plan
 from shoal.records import scalars
 from shoal.resuming import resume
 from shoal.runs import Trained
+from shoal.runtime.collect import lag_name
 from shoal.runtime.record import Recording, read_tape, record, replay
 from shoal.runtime.run import BACKENDS
 from shoal.status import newest_run, shown, want
+from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 from shoal.training import (
     Job,
@@ -236,7 +238,9 @@ def _tell(trained: Trained, console: Console) -> int:
     """How a run ended."""
     summary = trained.summary
     mean = summary["return_mean"]
-    told = f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s"
+    steps, ticks = summary["env_steps"], summary["ticks"]
+    made = f"{steps:,} steps" if steps else f"{ticks:,} ticks"
+    told = f"{made} in {summary['seconds']:.1f} s"
     told += f" ({summary['compile_seconds']:.1f} s of it compiling)"
     if rate := summary["env_steps_per_second"]:
         told += f", {rate:,.0f} steps/s"
@@ -265,7 +269,9 @@ def _plan(options: argparse.Namespace) -> int:
     job = make_job(*chosen_loop(options), {"envs": options.envs})
     distribution = chosen_distribution(options) or default_distribution(job.env)
     ensure_devices(distribution)
-    drawn = plan(trace(job.algorithm, job.env, envs=job.envs), distribution)
+    graph = trace(job.algorithm, job.env, envs=job.envs)
+    check_not_frozen(graph.origin, job.envs)
+    drawn = plan(graph, distribution)
     return _show(options.out, str(drawn), drawn.to_json(), plan_page)
 
 
@@ -291,7 +297,9 @@ def _replay(options: argparse.Namespace) -> int:
     drawn, _ = _drawn(make_parser().parse_args(told["words"]))
     print(f"{told['reader']} alone, {told['ticks']} ticks")
     for tick, metrics in replay(drawn, options.file):
-        shown = (f"{name} {value:g}" for name, value in scalars(metrics).items())
+        shown = (
+            f"{name} {value:g}" for name, value in scalars(metrics, lag_name(drawn.graph)).items()
+        )
         print(f"tick {tick}: {', '.join(shown)}")
     return 0
 

@@ -16,6 +16,7 @@ from shoal.recipes import load_file
 from shoal.runs import EVERY, KEEP
 from shoal.training import find_preset
 
+NONE = "none"  # the environment of a loop that has none
 MEANS = {
     "devices": "devices to spread the program over",
     "actors": "replicas that step environments and act; with impala also 2-16, from how many to "
@@ -73,7 +74,13 @@ def add_loop(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what to train."""
     known = ", ".join(ALGORITHMS)
     parser.add_argument("algorithm", help=f"a name ({known}) or your own: file.py:Class")
-    parser.add_argument("env", help="an environment, such as CartPole-v1, or file.py:make_env")
+    parser.add_argument(
+        "env",
+        nargs="?",
+        default=NONE,
+        help="an environment, such as CartPole-v1, or file.py:make_env; "
+        "nothing or `none` for a loop that has none",
+    )
     parser.add_argument("--envs", type=int, help="how many environments")
     parser.add_argument(
         "--env-set",
@@ -170,7 +177,9 @@ def chosen_sources(options: argparse.Namespace) -> dict[str, str]:
 def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     """The algorithm (with its settings) and the environment."""
     algorithm, env = options.algorithm, options.env
-    if ".py:" in env:
+    if env == NONE:
+        env = _no_environment(options)
+    elif ".py:" in env:
         env = _made(load(env))
     elif options.env_set:
         env = environments.make(env, **dict(_setting(text) for text in options.env_set))
@@ -187,6 +196,14 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     if preset and getattr(options, "ticks", 0) is None:
         options.ticks = preset.ticks
     return with_settings(preset.algorithm if preset else ALGORITHMS[algorithm](), settings), env
+
+
+def _no_environment(options: argparse.Namespace) -> None:
+    if options.env_set:
+        raise SettingError(
+            f"--env-set {options.env_set[0]} is about an environment, and none is named",
+            "Name one after the algorithm, or leave it out.",
+        )
 
 
 def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | None:

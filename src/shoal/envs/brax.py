@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import dataclass
-from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from brax import envs as brax_envs  # pyright: ignore[reportMissingImports]
 
+from shoal.caching import remembered
 from shoal.envs.environment import Transition
 from shoal.envs.spaces import Box
 from shoal.errors import SettingError
@@ -82,7 +82,7 @@ class _Made(NamedTuple):
     action_size: int
 
 
-@lru_cache
+@remembered
 def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
     # It may be made first while a loop is traced, and its constants must not be part of that trace.
     with jax.ensure_compile_time_eval():

@@ -84,7 +84,7 @@ class Step(NamedTuple):
     episode_length: jax.Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Environment:
     """A simulator that restarts itself, carries its own key, and counts its episodes.
 
@@ -113,7 +113,7 @@ class Environment:
         """The states and first observations of one environment a key."""
         return jax.vmap(lambda key: self._start(*jax.random.split(key)))(keys)
 
-    @stage(per="env", name="env")
+    @stage(per="env", name="env", role="env")
     def step(self, state: EnvState, action: Tree) -> tuple[EnvState, Step]:
         """Steps one environment, and starts its next episode where this one ends."""
         return self.advance(state, action)

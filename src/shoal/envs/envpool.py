@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.caching import remembered
 from shoal.envs.gym_spaces import Leaf, action_space, leaves_of, observation_space
 from shoal.envs.host import Leaves, Moves
 from shoal.envs.spaces import Action, Observation
@@ -186,7 +186,7 @@ class _Form(NamedTuple):
     clip_reward: bool
 
 
-@lru_cache
+@remembered
 def _form(simulator: EnvPoolSimulator) -> _Form:
     settings = _settings(simulator)
     try:

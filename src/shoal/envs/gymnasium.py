@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
+from shoal.caching import remembered
 from shoal.envs.gym_spaces import (
     Leaf,
     action_rows,
@@ -140,7 +140,7 @@ class _Form(NamedTuple):
     clip_reward: bool
 
 
-@lru_cache
+@remembered
 def _form(simulator: GymnasiumSimulator) -> _Form:
     env = _make(simulator)
     try:

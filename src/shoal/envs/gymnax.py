@@ -1,7 +1,6 @@
 """Environments of gymnax 0.x and 1.x: classic control, MinAtar, bsuite and more."""
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import gymnax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 
+from shoal.caching import remembered
 from shoal.envs.environment import Transition
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
@@ -77,7 +77,7 @@ class _Made(NamedTuple):
     action_space: Box | Discrete
 
 
-@lru_cache
+@remembered
 def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
     """The environment; a setting is a field of its parameters or else an argument of its class."""
     # It may be made first while a loop is traced, and its constants must not be part of that trace.

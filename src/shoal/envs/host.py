@@ -86,8 +86,8 @@ def step_rows(
     steps now, the leaves of `obs`, the reward, terminated, truncated, the leaves of `last_obs`, the
     episodes' returns and lengths.
     """
-    key = (simulator, seeds.tobytes())
-    rows = _find(key, steps) or _open_afresh(key, seeds)
+    key = (id(simulator), seeds.tobytes())
+    rows = _find(key, steps) or _open_afresh(key, simulator, seeds)
     with rows.lock:
         try:
             return rows.step(check_action(rows.action_space, action))
@@ -118,6 +118,7 @@ def close_all() -> None:
 class _Rows:
     """Open environments and what is counted of them."""
 
+    simulator: HostSimulator  # which it is, not what it equals, tells environments apart
     vector: Vector
     action_space: Action
     steps: int
@@ -144,7 +145,7 @@ class _Rows:
         return (steps, *obs, reward, terminated, truncated, *last_obs, returns, lengths)
 
 
-Key = tuple[HostSimulator, bytes]
+Key = tuple[int, bytes]
 _open: dict[Key, _Rows] = {}  # no lock: a key is used by one caller at a time
 atexit.register(close_all)
 
@@ -165,10 +166,11 @@ def _find(key: Key, steps: np.ndarray) -> _Rows | None:
     )
 
 
-def _open_afresh(key: Key, seeds: np.ndarray) -> _Rows:
+def _open_afresh(key: Key, simulator: HostSimulator, seeds: np.ndarray) -> _Rows:
     _close(key)
-    vector, n = key[0].open(seeds), len(seeds)
-    rows = _Rows(vector, key[0].action_space, 0, np.zeros(n, np.float32), np.zeros(n, np.int32))
+    vector, n = simulator.open(seeds), len(seeds)
+    zeros = np.zeros(n, np.float32), np.zeros(n, np.int32)
+    rows = _Rows(simulator, vector, simulator.action_space, 0, *zeros)
     _open[key] = rows
     check_obs(vector.reset(), "when it was reset")
     return rows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.caching import remembered
 from shoal.envs.environment import Step
 from shoal.envs.host import HostSimulator, first_rows, step_rows
 from shoal.envs.spaces import Action, Observation, leaves, unflatten
@@ -73,7 +74,7 @@ class HostEnvironment:
         return state, Step(obs, reward, terminated, truncated, last_obs, *totals)
 
 
-@lru_cache
+@remembered
 def _stage(simulator: HostSimulator) -> Stage:
     """The stage that steps environments of `simulator`, the same one however often it is used."""
 
@@ -89,7 +90,7 @@ def _stage(simulator: HostSimulator) -> Stage:
         ends = spec(jnp.float32, *agents), flags, flags
         return (spec(jnp.int32), *obs, *ends, *obs, spec(jnp.float32), spec(jnp.int32))
 
-    return host(returns, per="env", name="env")(partial(step_rows, simulator))
+    return host(returns, per="env", name="env", role="env")(partial(step_rows, simulator))
 
 
 def _obs_specs(simulator: HostSimulator, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.caching import remembered
 from shoal.envs.environment import Transition, Tree
 from shoal.envs.spaces import MASK, SEEN, WORLD, Action, Box, Dict, Discrete, Groups, Observation
 from shoal.errors import SettingError, UnknownNameError
@@ -138,7 +138,7 @@ class _Made(NamedTuple):
     action_space: Action | Groups
 
 
-@lru_cache
+@remembered
 def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
     # It may be made first while a loop is traced, and its constants must not be part of that trace.
     with jax.ensure_compile_time_eval():

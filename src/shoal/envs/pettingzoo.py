@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pettingzoo
 
+from shoal.caching import remembered
 from shoal.envs.gym_spaces import (
     Leaf,
     action_rows,
@@ -161,7 +161,7 @@ class _Form(NamedTuple):
     action_rows: Callable[[np.ndarray], Any]
 
 
-@lru_cache
+@remembered
 def _form(simulator: PettingZooSimulator) -> _Form:
     env = _make(simulator)
     try:

@@ -50,6 +50,7 @@ class Stage:
     on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
     agrees: bool = False
     body: Graph | None = None
+    role: str = ""  # `env`: it steps environments
     code: Any = field(default=None, repr=False, compare=False)
 
 

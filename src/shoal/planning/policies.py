@@ -9,6 +9,7 @@ from shoal.errors import SettingError
 from shoal.planning.policy import (
     PER_BATCH,
     PER_ENV,
+    ROLE_ENV,
     THE_REST,
     DistributionPolicy,
     Flow,
@@ -52,7 +53,7 @@ def single_learner_fine(envs: int = 2, ring: int = 0) -> DistributionPolicy:
     return DistributionPolicy(
         "single_learner_fine",
         (
-            Fragment("env", ("env",), envs, "cpu"),
+            Fragment("env", (ROLE_ENV,), envs, "cpu"),
             Fragment("learner", (THE_REST,), 1, "gpu else cpu"),
         ),
     )
@@ -63,7 +64,7 @@ def environments(workers: int = 2) -> DistributionPolicy:
     return DistributionPolicy(
         "environments",
         (
-            Fragment("env", ("env",), workers, "cpu"),
+            Fragment("env", (ROLE_ENV,), workers, "cpu"),
             Fragment("agent", (THE_REST,), 1, "gpu else cpu"),
         ),
     )
@@ -142,7 +143,7 @@ def decoupled(
     return DistributionPolicy(
         "decoupled",
         (
-            Fragment("env", ("env",), envs, "cpu"),
+            Fragment("env", (ROLE_ENV,), envs, "cpu"),
             Fragment("inference", (PER_ENV,), inference, "gpu else cpu"),
             Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
         ),
@@ -158,7 +159,7 @@ def _served(
     return DistributionPolicy(
         name,
         (
-            Fragment("env", ("env",), envs, "cpu", ring),
+            Fragment("env", (ROLE_ENV,), envs, "cpu", ring),
             Fragment("inference", (PER_ENV,), inference, "gpu else cpu", beside=beside),
             Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
         ),

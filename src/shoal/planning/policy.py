@@ -9,6 +9,7 @@ from shoal.errors import SettingError
 
 PER_ENV = "per:env"
 PER_BATCH = "per:batch"
+ROLE_ENV = "role:env"
 THE_REST = "*"
 
 
@@ -17,11 +18,12 @@ class Fragment:
     """Stages that run in one place, how many replicas there are, and on what kind of device.
 
     `stages` holds names (`act`, `learn/grad`), patterns (`*/grad`), `PER_ENV` or `PER_BATCH` for
-    every stage of that kind, or `THE_REST`. A name wins over a pattern, a pattern over a kind.
-    `on` is `cpu`, `gpu`, or `gpu else cpu`. A replica keeps `ring` groups of environments in
-    flight: while one waits for its actions another is stepped. `beside` names a fragment whose
-    workers also hold this one. With `replicas=(2, 16)` there are at least 2 and at most 16, each
-    with a sixteenth of the environments; they come and go while the loop runs.
+    every stage of that kind, `ROLE_ENV` for those that step environments, or `THE_REST`. A name
+    wins over a pattern, a pattern over a kind. `on` is `cpu`, `gpu`, or `gpu else cpu`. A replica
+    keeps `ring` groups of environments in flight: while one waits for its actions another is
+    stepped. `beside` names a fragment whose workers also hold this one. With `replicas=(2, 16)`
+    there are at least 2 and at most 16, each with a sixteenth of the environments; they come and go
+    while the loop runs.
     """
 
     name: str

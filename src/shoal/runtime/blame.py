@@ -1,4 +1,4 @@
-"""Which stage first made a number that isn't finite."""
+"""Which stage first made a NaN. Infinities may be meant: masks, bounds, the best so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
     """
     if not plan.is_copied:
         return NotFiniteError(
-            f"`{bad[0]}` is not finite at tick {tick}",
+            f"`{bad[0]}` is NaN at tick {tick}",
             "Lower the learning rate or clip gradients; which stage made it can't be told, since "
             "what is carried is too large for copies to be kept of it.",
             "",
@@ -41,8 +41,7 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
         inputs = turn(inputs)
     culprit = blame(delayed, inputs)
     error = NotFiniteError(
-        f"`{bad[0]}` is not finite at tick {tick}; "
-        f"{_called(culprit)} made the first NaN or infinity",
+        f"`{bad[0]}` is NaN at tick {tick}; {_called(culprit)} made the first NaN",
         "The state before this tick is kept. Lower the learning rate, clip gradients, "
         "or look at what the stage divides by.",
         getattr(culprit, "source", ""),
@@ -62,7 +61,7 @@ def any_latest(plan: Plan) -> bool:
 def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
     """The error where nothing can be replayed: the state is the last that was kept."""
     error = NotFiniteError(
-        f"`{bad[0]}` is not finite at tick {tick}",
+        f"`{bad[0]}` is NaN at tick {tick}",
         f"The state before tick {good.tick} is kept. Lower the learning rate or clip gradients; "
         "which stage made it can be told only where a run can be repeated.",
         "",
@@ -83,12 +82,12 @@ def _called(culprit: Node | None) -> str:
 
 
 def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
-    """Names of the metrics that aren't finite."""
-    return [name for name, x in shown.items() if not np.all(np.isfinite(x))]
+    """Names of the metrics that hold a NaN; an infinity is a number to be shown."""
+    return [name for name, x in shown.items() if np.any(np.isnan(x))]
 
 
 def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
-    """The first node of a tick, inside loops and stages too, that writes what isn't finite."""
+    """The first node of a tick, inside loops and stages too, that writes a NaN."""
     env: Env = dict(zip(delayed.graph.inputs, inputs, strict=True))
     found = _first_bad(delayed.graph.nodes, env)
     if found is None:
@@ -101,7 +100,7 @@ def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
 
 
 class _Found(NamedTuple):
-    """A node that writes what isn't finite, and the values it was given among others."""
+    """A node that writes a NaN, and the values it was given among others."""
 
     node: Node
     env: Env
@@ -117,7 +116,7 @@ def _first_bad(nodes: tuple[Node, ...], env: Env) -> _Found | None:
 
 def _one(node: Any, env: Env) -> _Found | None:
     made = run_code(node.code, env)
-    if all(is_finite(x) for x in made.values()):
+    if not any(has_nan(x) for x in made.values()):
         env.update(made)
         return None
     if isinstance(node, Stage) and node.body is not None:
@@ -149,8 +148,8 @@ def _turns(loop: Loop, env: Env) -> _Found | None:
     return None
 
 
-def is_finite(x: Any) -> bool:
-    """Whether a value has no NaN or infinity; what can't have any has none."""
-    return not jnp.issubdtype(x.dtype, jnp.inexact) or bool(
-        np.all(np.isfinite(np.asarray(x, np.float64)))
+def has_nan(x: Any) -> bool:
+    """Whether a value has a NaN; what can't have any has none."""
+    return jnp.issubdtype(x.dtype, jnp.inexact) and bool(
+        np.any(np.isnan(np.asarray(x, np.complex128)))
     )

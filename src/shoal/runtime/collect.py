@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.planning.policy import is_late
 from shoal.runtime.fire import Replica
@@ -17,6 +19,14 @@ from shoal.runtime.worker import Worker
 
 Shown = dict[str, np.ndarray]
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
+
+
+def lag_name(graph: Graph) -> str:
+    """What that metric is called beside a loop's own, which may have one of that name."""
+    taken = {link.outer for link in graph.metrics}
+    return (
+        LAG if LAG not in taken else next(n for i in count(2) if (n := f"{LAG}#{i}") not in taken)
+    )
 
 
 class Collector:
@@ -45,6 +55,7 @@ class Collector:
         self._lags: dict[int, list[int]] = {}
         self._late: list[tuple[Replica, dict[str, Any]]] = []
         self._names = {p.fragment: [name for name, _ in p.metrics] for p in programs}
+        self._lag_name = lag_name(plan.graph)
         self._next = first
         self._all = sum(plan.ends(p.fragment) for p in programs)
         self._snapped: queue.SimpleQueue[tuple[Replica, Share]] = queue.SimpleQueue()
@@ -108,7 +119,7 @@ class Collector:
             shown = self._joined(sorted(self._parts.pop(self._next).items(), key=lambda x: x[0]))
             shown |= self._joined_late()
             if self._measures:
-                shown[LAG] = np.array(self._lags.pop(self._next, []), np.int64)
+                shown[self._lag_name] = np.array(self._lags.pop(self._next, []), np.int64)
             yield self._next, shown
             self._next += 1
 

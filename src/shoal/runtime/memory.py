@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import ml_dtypes  # noqa: F401  by it NumPy knows bfloat16, float8, int4
 import numpy as np
 
 LINE = 64  # bytes of a cache line; counts that different processes write never share one

@@ -115,7 +115,7 @@ class Pieces:
         return make_team(self._plan, self._crews[fragment], workers, self.channels, bell)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of whole ticks that have arrived; raises at the first that isn't finite."""
+        """Metrics of whole ticks that have arrived; raises at the first that has a NaN."""
         for tick, shown in self._collector.ready():
             if bad := bad_metrics(shown):
                 raise not_finite(self._plan, self._good(tick), tick, bad)

@@ -259,7 +259,7 @@ class Apart:
         return any(fragment not in self._plan.free for fragment, _ in held)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of whole ticks, in order; raises at the first that isn't finite."""
+        """Metrics of whole ticks, in order; raises at the first that has a NaN."""
         for tick, shown in self._collector.ready():
             if bad := bad_metrics(shown):
                 raise not_finite(self._plan, self._good(tick), tick, bad)

@@ -172,8 +172,12 @@ class Delayed:
 
 def run_reference(plan: Plan, state: Mapping[str, Any], ticks: int) -> State:
     """The loop's state after `ticks` ticks of the delayed reference."""
+    return reference_course(plan, state, ticks)[0]
+
+
+def reference_course(plan: Plan, state: Mapping[str, Any], ticks: int) -> tuple[State, State]:
+    """The loop's state after `ticks` ticks of the delayed reference, and the metrics of each."""
     delayed = Delayed(plan)
-    turn = jax.jit(
-        lambda inputs: jax.lax.fori_loop(0, ticks, lambda _, x: delayed.tick(x)[0], inputs)
-    )
-    return delayed.finish(turn(delayed.start(state)))
+    turns = jax.jit(lambda inputs: jax.lax.scan(lambda x, _: delayed.tick(x), inputs, length=ticks))
+    inputs, metrics = turns(delayed.start(state))
+    return delayed.finish(inputs), metrics

@@ -214,7 +214,7 @@ class Reader:
             body = Graph((), (), tuple(nodes))
         return Stage(
             name, mark.name, mark.per, _names(code.args), _made(code.outs), mark.source,
-            mark.host, mark.on_policy, agrees, body, code,
+            mark.host, mark.on_policy, agrees, body, mark.role, code,
         )  # fmt: skip
 
     def container(self, code: Code, scope: str) -> list[Node]:
@@ -243,7 +243,8 @@ class Reader:
                 place_of(equation),
             )
         stages = tuple(
-            Stage(m.name, m.name, m.per, (), (), m.source, on_policy=m.on_policy) for m in marks
+            Stage(m.name, m.name, m.per, (), (), m.source, on_policy=m.on_policy, role=m.role)
+            for m in marks
         )
         name, agrees = self.name(f"{scope}{kind}"), holds(equation, is_agreement)
         reads, writes = _names(code.args), _made(code.outs)

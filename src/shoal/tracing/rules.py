@@ -334,6 +334,15 @@ def _batched(trailing: int) -> Rule:
     return rule
 
 
+def _triangular(op: Operation) -> Step | None:
+    """A solution for many right-hand sides keeps those apart too, where all share the matrix."""
+    rows = op.rows(1)
+    side = len(op.shape(1)) - (1 if op.params["left_side"] else 2)
+    if rows is not None and op.rows(0) is None and rows.axis == side:
+        return Step(op.ins, (rows,))
+    return _batched(2)(op)
+
+
 def _convolution(op: Operation) -> Step | None:
     lhs, rhs, out = op.params["dimension_numbers"]
     left, right = op.rows(0), op.rows(1)
@@ -445,9 +454,10 @@ RULES: dict[str, Rule] = {
     ),
     "select_and_gather_add": _window,
     **dict.fromkeys(
-        ("cholesky", "lu", "qr", "geqrf", "eigh", "svd", "schur", "triangular_solve", "eig"),
+        ("cholesky", "lu", "qr", "geqrf", "eigh", "svd", "schur", "eig"),
         _batched(2),
     ),
+    "triangular_solve": _triangular,
     "householder_product": _batched(2),
     "lu_pivots_to_permutation": _batched(1),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap"), _random_bits),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, overload
 
 import jax
@@ -30,8 +33,11 @@ class Mark:
     host: bool = False
     on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
     source: str = ""
+    role: str = ""  # "env": it steps environments, which some distribution policies set apart
 
 
+ROLES = ("", "env")
+_MOST_BOUND = 256  # objects that each stage remembers its binding to, the newest
 _NO_LAG = "Use lag=0, or an algorithm that corrects for the lag."
 _MARKS: list[Mark] = []
 _OUTPUTS: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -53,7 +59,7 @@ def output_names(label: str, count: int) -> tuple[str, ...]:
 def stage(function: Callable[..., Any]) -> Stage: ...
 @overload
 def stage(
-    *, per: str = "batch", name: str = "", on_policy: bool | str = False
+    *, per: str = "batch", name: str = "", on_policy: bool | str = False, role: str = ""
 ) -> Callable[[Callable[..., Any]], Stage]: ...
 def stage(
     function: Callable[..., Any] | None = None,
@@ -61,45 +67,52 @@ def stage(
     per: str = "batch",
     name: str = "",
     on_policy: bool | str = False,
+    role: str = "",
 ) -> Any:
     """Mark a function of the loop that a distribution policy may place on its own.
 
     With `per="env"` it is written for one environment and Shoal batches it: positional arguments
     are rows (an environment axis first), keyword arguments are shared by all rows. Without, it
     sees the whole batch. `on_policy=True` forbids that what flows into it was made with older
-    values than it has itself; a text instead says what to do for who wants a lag.
+    values than it has itself; a text instead says what to do for who wants a lag. `role="env"`
+    says that it steps environments: distribution policies that give these workers of their own
+    find it by that, whatever its name.
     """
+    check_role(role)
     if per not in ("env", "batch"):
         raise TraceError(
             f'a stage is per="env" or per="batch", not per="{per}"', "Choose one of them."
         )
 
     def wrap(function: Callable[..., Any]) -> Stage:
-        called, source = name or function.__name__, source_of(function)
+        called, source = name or _name_of(function), source_of(function)
         way_out = (on_policy if isinstance(on_policy, str) else _NO_LAG) if on_policy else ""
-        mark = Mark(called, per, on_policy=way_out, source=source)
-        made = _batched(function, mark) if per == "env" else function
-        return Stage(made, label_of(mark), partial(_again, function, mark))
+        mark = Mark(called, per, on_policy=way_out, source=source, role=role)
+        made = _batched(function, mark) if per == "env" else _whole(function)
+        return Stage(function, made, label_of(mark), partial(_again, function, mark))
 
     return wrap if function is None else wrap(function)
 
 
 def host(
-    returns: Callable[..., Any], *, per: str = "batch", name: str = ""
+    returns: Callable[..., Any], *, per: str = "batch", name: str = "", role: str = ""
 ) -> Callable[..., Stage]:
     """Mark Python that XLA can't compile as a stage; `returns` gives the spec of its result.
 
     `returns` is called with the specs of the arguments and answers with a tree of
     `jax.ShapeDtypeStruct`. The function gets and returns NumPy arrays, for the whole batch; with
-    `per="env"` it promises that row i of what it returns depends on row i of what it gets.
+    `per="env"` it promises that row i of what it returns depends on row i of what it gets. `role`
+    is as in `stage`.
     """
+    check_role(role)
 
     def wrap(function: Callable[..., Any]) -> Stage:
-        mark = Mark(name or function.__name__, per, host=True, source=source_of(function))
+        called_as, source = name or _name_of(function), source_of(function)
+        mark = Mark(called_as, per, host=True, source=source, role=role)
 
-        def called(*args: Any, **shared: Any) -> Any:
+        def called(fixed: tuple[Any, ...], *args: Any, **shared: Any) -> Any:
             check_not_inside(mark)
-            fixed, rows = _split_self(function, args)
+            fixed, rows = (fixed, args) if fixed else _split_self(function, args)
             if per == "env":
                 check_rows(rows, mark)
             specs = jax.tree.map(
@@ -109,7 +122,7 @@ def host(
             python = _python(function, fixed, (rows, shared), wanted)
             return jax.pure_callback(python, wanted, *rows, **shared)
 
-        return Stage(called, label_of(mark), partial(_again, function, mark, returns))
+        return Stage(function, called, label_of(mark), partial(_again, function, mark, returns))
 
     return wrap
 
@@ -130,6 +143,16 @@ def _python(
     python.plain = _plain(function, fixed, args, wanted)  # type: ignore[attr-defined]
     python.with_rows = with_rows  # type: ignore[attr-defined]
     return python
+
+
+def check_role(role: str) -> str:
+    """`role` if stages can have it."""
+    if role not in ROLES:
+        raise TraceError(
+            f'a stage has no role or role="env", not role="{role}"',
+            'Leave it out, or say role="env" of the stage that steps environments.',
+        )
+    return role
 
 
 def check_not_inside(mark: Mark) -> Mark:
@@ -164,16 +187,28 @@ def _plain(
 
 
 class Stage:
-    """A marked function; called directly it is an ordinary jitted function."""
+    """A marked function; called directly it is an ordinary jitted function.
+
+    `call` takes what comes before all arguments (the object that a method is bound to, if it is)
+    and then the function's own arguments.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], label: str, again: partial[Stage] | None = None
+        self,
+        function: Callable[..., Any],
+        call: Callable[..., Any],
+        label: str,
+        again: partial[Stage],
+        owner: Callable[[], Any] | None = None,
     ) -> None:
-        self._function, self._label, self._again = function, label, again
+        self._original, self._call, self._label, self._again = function, call, label, again
+        self._owner, self._instance = owner, None
+        self._bound: dict[int, Stage] = {}  # by the object, the one used last at the end
+        self._view: Callable[[], Stage | None] = lambda: None
 
         @functools.wraps(function)
         def named(*args: Any, **shared: Any) -> Any:
-            out = function(*args, **shared)
+            out = call((owner(),) if owner else (), *args, **shared)
             paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
             _OUTPUTS[label, len(paths)] = tuple(path_name(path) for path in paths)
             return out
@@ -186,11 +221,60 @@ class Stage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process, it is marked again there."""
-        assert self._again is not None, "a bound stage is sent as its object"
+        if self._owner is not None:
+            return _bound_again, (self._again, self._owner())
         return self._again.func, self._again.args
 
     def __get__(self, instance: object, owner: type | None = None) -> Stage:
-        return self if instance is None else _bind(self, instance)
+        if instance is None or not _is_method(self._original):
+            return self
+        return self._bind(instance)._held_by(instance)
+
+    def _bind(self, instance: object) -> Stage:
+        """The stage of one object, the same each time; an equal object has one of its own.
+
+        What is remembered holds the object only where it must, so that it goes when the object
+        does.
+        """
+        key = id(instance)
+        found = self._bound.pop(key, None)
+        if found is None or found._owner is None or found._owner() is not instance:
+            mark = mark_of(self._label)
+            assert mark is not None
+            # A label of its own: what another instance returns may have other names.
+            owner = _reference(instance, lambda _: self._bound.pop(key, None))
+            found = Stage(self._original, self._call, label_of(mark), self._again, owner)
+        self._bound[key] = found
+        while len(self._bound) > _MOST_BOUND:
+            self._bound.pop(next(iter(self._bound)), None)
+        return found
+
+    def _held_by(self, instance: object) -> Stage:
+        """The same stage, as something that keeps its object alive."""
+        view = self._view()
+        if view is None:
+            view = copy.copy(self)
+            view._instance = instance
+            self._view = weakref.ref(view)
+        return view
+
+    def __copy__(self) -> Stage:
+        made = object.__new__(Stage)
+        made.__dict__.update(self.__dict__)
+        return made
+
+
+def _reference(instance: object, gone: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A weak reference, or a strong one to what allows no other."""
+    try:
+        return weakref.ref(instance, gone)
+    except TypeError:
+        return lambda: instance
+
+
+def _bound_again(again: partial[Stage], instance: object) -> Stage:
+    """The stage of an object, in another process."""
+    return again.func(*again.args).__get__(instance)
 
 
 def _again(
@@ -198,8 +282,9 @@ def _again(
 ) -> Stage:
     """The stage that `mark` was made for, under a label of this process."""
     if returns is not None:
-        return host(returns, per=mark.per, name=mark.name)(function)
-    return stage(per=mark.per, name=mark.name, on_policy=mark.on_policy)(function)
+        return host(returns, per=mark.per, name=mark.name, role=mark.role)(function)
+    made = stage(per=mark.per, name=mark.name, on_policy=mark.on_policy, role=mark.role)
+    return made(function)
 
 
 def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -211,19 +296,17 @@ def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return alias
 
 
-@functools.lru_cache(maxsize=256)
-def _bind(unbound: Stage, instance: object) -> Stage:
-    # A label of its own: what another instance returns may have other names.
-    mark = mark_of(unbound._label)
-    assert mark is not None
-    return Stage(functools.partial(unbound._function, instance), label_of(mark))
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    def whole(fixed: tuple[Any, ...], *args: Any, **shared: Any) -> Any:
+        return function(*fixed, *args, **shared)
+
+    return whole
 
 
 def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def batched(*args: Any, **shared: Any) -> Any:
-        # A bound settings object comes first and has no rows.
-        fixed, rows = _split_self(function, args)
+    def batched(fixed: tuple[Any, ...], *args: Any, **shared: Any) -> Any:
+        # A settings object comes first and has no rows.
+        fixed, rows = (fixed, args) if fixed else _split_self(function, args)
         check_rows(rows, mark)
         outer = per_env.set(mark.name)
         try:
@@ -235,8 +318,15 @@ def _batched(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
 
 
 def _split_self(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple, tuple]:
-    names = function.__code__.co_varnames[:1] if hasattr(function, "__code__") else ()
-    return (args[:1], args[1:]) if names == ("self",) else ((), args)
+    is_plain = isinstance(function, FunctionType)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount] if is_plain else ()
+    return (args[:1], args[1:]) if names[:1] == ("self",) else ((), args)
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Whether Python would bind `function`, as an attribute of a class, to an object."""
+    bound_already = isinstance(function, partial | staticmethod | MethodType | type)
+    return hasattr(type(function), "__get__") and not bound_already
 
 
 def check_rows(rows: tuple[Any, ...], mark: Mark) -> tuple[Any, ...]:
@@ -261,8 +351,22 @@ def label_of(mark: Mark) -> str:
 
 def source_of(function: Callable[..., Any]) -> str:
     """Where `function` is written, as `folder/file.py:line`."""
-    code = getattr(function, "__code__", None)
+    inner = _innermost(function)
+    call = getattr(type(inner), "__call__")  # noqa: B004, B009  of an object, its code is there
+    code = getattr(inner, "__code__", None) or getattr(call, "__code__", None)
     return short_place(code.co_filename, code.co_firstlineno) if code else ""
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """What `function` is called; a callable object is called as its class."""
+    return getattr(_innermost(function), "__name__", "") or type(function).__name__
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a partial, or a partial of one, completes."""
+    while isinstance(function, partial | functools.partialmethod):
+        function = function.func
+    return function
 
 
 def path_name(path: tuple[Any, ...]) -> str:

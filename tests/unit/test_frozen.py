@@ -1,0 +1,159 @@
+"""What Python drew or read while a loop was traced is found by tracing twice, with its line."""
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shoal
+from shoal.errors import TraceError
+from shoal.tracing.frozen import check_not_frozen, frozen_values
+from shoal.tracing.trace import Origin
+from unit.toy_loop import TWO_CPUS, Toy, check_told, line, plain
+
+CONSTANT = np.random.default_rng(0).normal(size=3)
+
+
+@shoal.stage
+def noisy_stage(w):
+    return w + np.random.normal()  # here: drawn in a stage
+
+
+@shoal.stage(per="env")
+def noisy_rows(x):
+    return x + np.random.normal(size=3)[0]  # here: drawn for each
+
+
+@jax.jit
+def noisy_helper(w):
+    return w * np.random.normal(size=3)  # here: drawn in a helper
+
+
+def in_tick(w, x):
+    return w + np.random.normal(), x  # here: drawn in tick
+
+
+def in_numpy_array(w, x):
+    return w + np.random.normal(size=3).sum(), x  # here: drawn as an array
+
+
+def constant(w, x):
+    return w + jnp.asarray(np.random.normal(size=4)).sum(), x  # here: drawn as a constant
+
+
+def clock(w, x):
+    return w + time.perf_counter(), x  # here: clock
+
+
+def count_of_turns(w, x):
+    turns = COUNTS.pop()
+    return lax.fori_loop(0, turns, lambda _, w: w + 1.0, w), x  # here: count
+
+
+def branch(w, x):
+    return (jnp.sin(w) if COUNTS.pop() % 2 else jnp.cos(w)), x  # here: frozen branch
+
+
+def in_a_scan(w, x):
+    return lax.scan(lambda w, _: (w + random.random(), None), w, length=2)[0], x  # here: in a scan
+
+
+def in_a_cond(w, x):
+    return lax.cond(w > 0, lambda w: w, lambda w: w + random.random(), w), x  # here: in a cond
+
+
+def in_a_stage(w, x):
+    return noisy_stage(w), x
+
+
+def in_rows(w, x):
+    return w, noisy_rows(x)
+
+
+def in_a_helper(w, x):
+    return noisy_helper(jnp.ones(3)).sum() + w, x
+
+
+def returned(w, x):
+    return jnp.float32(random.random()), x
+
+
+COUNTS: list[int] = []
+FROZEN = {
+    in_tick: "drawn in tick",
+    in_numpy_array: "drawn as an array",
+    constant: "drawn as a constant",
+    clock: "clock",
+    count_of_turns: "count",
+    branch: "frozen branch",
+    in_a_scan: "in a scan",
+    in_a_cond: "in a cond",
+    in_a_stage: "drawn in a stage",
+    in_rows: "drawn for each",
+    in_a_helper: "drawn in a helper",
+    returned: "",
+}
+
+
+@dataclass(frozen=True)
+class Loop:
+    turn: Any
+
+    def init(self, key, env, envs):
+        return jnp.zeros(()), jnp.zeros(envs)
+
+    def tick(self, env, state):
+        return self.turn(*state), {}
+
+
+@pytest.mark.parametrize("turn", FROZEN, ids=lambda turn: turn.__name__)
+def test_what_python_drew_is_found_with_its_line(turn):
+    COUNTS[:] = range(20, 0, -1)
+    error = check_told(
+        TraceError, lambda: check_not_frozen(Origin(Loop(turn), None), 4), "tick", "jax.random"
+    )
+    assert error.where == line(FROZEN[turn]) if FROZEN[turn] else "test_frozen" in error.where
+
+
+def test_a_number_that_init_drew_is_found():
+    class Drawn(Loop):
+        def init(self, key, env, envs):
+            return jnp.zeros(()) + np.random.normal(), jnp.zeros(envs)  # here: drawn in init
+
+    origin = Origin(Drawn(lambda w, x: (w, x)), None)
+    check_told(TraceError, lambda: check_not_frozen(origin, 4), "init", line("drawn in init"))
+
+
+def constants(w, x):
+    again = np.random.default_rng(7).normal(size=3)
+    return w + jnp.asarray(CONSTANT).sum() + np.pi + again.sum() + jnp.asarray(again)[0], x
+
+
+def test_constants_that_are_the_same_each_time_are_none():
+    check_not_frozen(Origin(Loop(constants), None), 4)
+    check_not_frozen(Origin(Toy(plain), None), 8)
+
+
+def test_two_traces_of_one_function_tell_all_that_differs():
+    def made(scale):
+        return jax.make_jaxpr(lambda x: jnp.sin(x) * scale + np.full(3, scale))(jnp.ones(3))
+
+    assert frozen_values(made(2.0), made(2.0)) == []
+    found = frozen_values(made(2.0), made(3.0))
+    assert len(found) == 2
+    assert all("test_frozen.py" in each.where for each in found)
+    assert {float(np.asarray(each.first).ravel()[0]) for each in found} == {2.0}
+
+
+def test_training_and_planning_refuse_such_a_loop_before_anything_is_written(tmp_path):
+    words = ["isn't the same when it is traced twice", line("drawn in tick")]
+    train = lambda: shoal.train(Loop(in_tick), None, folder=tmp_path, cluster=TWO_CPUS)  # noqa: E731
+    check_told(TraceError, train, *words)
+    assert not [*tmp_path.iterdir()]
+    check_told(TraceError, lambda: shoal.verify(Loop(in_tick), None, cluster=TWO_CPUS), *words)
