@@ -215,30 +215,20 @@ def drawing_in_a_stage(state):
 
 def drawing_in_glue(state):
     state, metrics = agreeing(state)
-    noise = jax.random.uniform(jax.random.key(state.age), state.x.shape)  # here: draws in glue
+    noise = jax.random.uniform(jax.random.key(state.age), state.x.shape)
     return state._replace(x=state.x + noise), metrics
 
 
 def splitting_in_glue(state):
     state, metrics = agreeing(state)
-    keys = jax.random.split(jax.random.key(state.age), len(state.x))  # here: splits in glue
+    keys = jax.random.split(jax.random.key(state.age), len(state.x))
     return state._replace(keys=keys), metrics
 
 
-@pytest.mark.parametrize(
-    ("turn", "who", "place"),
-    [
-        (drawing_in_a_stage, "stage `fit_noisily`", "draws in a stage"),
-        (drawing_in_glue, "`uniform`", "draws in glue"),
-        (splitting_in_glue, "`random_split`", "splits in glue"),
-    ],
-)
-def test_a_key_that_replicas_would_share(turn, who, place):
-    def do():
-        return planned(turn, shoal.multi_learner(2))
-
-    words = [f"{who} draws", "one key", "2 replicas of `learner`", line(place), 'per="env"']
-    check_told(CutError, do, *words)
+@pytest.mark.parametrize("turn", [drawing_in_a_stage, drawing_in_glue, splitting_in_glue])
+def test_draws_for_all_environments_from_one_key_are_those_of_the_loop(turn):
+    found = shoal.verify(Toy(turn), None, shoal.multi_learner(2), envs=8, ticks=3, cluster=TWO_CPUS)
+    assert found.holds, found
 
 
 @pytest.mark.parametrize("turn", [mixing, drawing_in_glue])

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import shoal
-from shoal.errors import TraceError
+from shoal.errors import CutError, TraceError
 from unit.toy_loop import (
+    COARSE,
+    TWO_CPUS,
     State,
     Toy,
     check_told,
@@ -17,6 +21,7 @@ from unit.toy_loop import (
     move,
     moved,
     plain,
+    planned,
     traced,
 )
 
@@ -29,22 +34,47 @@ def in_while(state):
         return (*move(keys, x, w=state.w), i + 1)
 
     start = (state.keys, state.x, 0)
-    keys, x, _ = lax.while_loop(lambda carry: carry[2] < 3, once, start)  # here: while
+    keys, x, _ = lax.while_loop(lambda carry: carry[2] < 3, once, start)
     return state._replace(keys=keys, x=x), {}
 
 
 def in_cond(state):
     (keys, x), xs = moved(state)
-    w, _ = lax.cond(state.age > 2, fit, lambda w, xs: (w, w), state.w, xs)  # here: cond
+    w, _ = lax.cond(state.age > 2, fit, lambda w, xs: (w, w), state.w, xs)
     return State(w, keys, x, state.age + 1), {}
 
 
-@pytest.mark.parametrize(
-    ("turn", "stage", "kind"), [(in_while, "move", "while"), (in_cond, "fit", "cond")]
-)
-def test_a_stage_inside_a_loop_or_choice_that_cannot_be_cut(turn, stage, kind):
-    words = [f"stage `{stage}` ({line(stage)})", f"inside `lax.{kind}", line(kind), "lax.scan"]
-    check_told(TraceError, lambda: traced(turn), *words)
+@pytest.mark.parametrize("turn", [in_while, in_cond])
+def test_a_stage_inside_a_loop_or_choice_runs_where_that_does(turn):
+    found = shoal.verify(Toy(turn), None, COARSE, envs=8, ticks=3, cluster=TWO_CPUS)
+    assert found.holds, found
+
+
+def in_one_cond(state):
+    (keys, x), xs = moved(state)
+    both = lambda w, xs: (fit(w, xs)[0], move(keys, x, w=w)[1])  # noqa: E731
+    w, x = lax.cond(state.age > 2, both, lambda w, xs: (w, x), state.w, xs)  # here: one cond
+    return State(w, keys, x, state.age + 1), {}
+
+
+def test_stages_of_several_fragments_inside_one_choice():
+    words = ["`fit` and `move`", "inside one `cond`", "`learner` and `actor`", line("one cond")]
+    check_told(CutError, lambda: planned(in_one_cond, COARSE), *words, "jnp.where")
+
+
+@shoal.host(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+def looked_up(x):
+    return np.sin(x)
+
+
+def host_in_cond(state):
+    x = lax.cond(state.age > 2, looked_up, jnp.sin, state.x)  # here: host cond
+    return state._replace(x=x), {}
+
+
+def test_a_host_stage_inside_a_choice():
+    words = ["host stage `looked_up`", "inside `lax.cond`", line("host cond"), "from tick"]
+    check_told(TraceError, lambda: traced(host_in_cond), *words)
 
 
 # Rows
@@ -109,8 +139,8 @@ def branching_on_a_number(state):
 
 
 def branching_on_the_count(state):
-    if len(state.x) > 8:
-        state = state._replace(x=jnp.tanh(state.x))  # here: more work
+    if len(state.x) > 4:
+        state = state._replace(x=jnp.tanh(state.x))
     return plain(state)
 
 
@@ -126,13 +156,19 @@ def multiplying_wrongly(state):
             ["something else than a state and metrics", line("tick"), "two things"],
         ),
         (branching_on_a_number, ["TracerBoolConversionError", line("branch"), "pure JAX"]),
-        (branching_on_the_count, ["16 environments than with 8", line("more work"), "branch"]),
         (multiplying_wrongly, ["can't be traced with 8", "(8,) and (3,)", line("product")]),
     ],
-    ids=["pair", "number", "count", "product"],
+    ids=["pair", "number", "product"],
 )
 def test_a_tick_that_cannot_be_traced(turn, words):
     check_told(TraceError, lambda: traced(turn), *words)
+
+
+def test_python_that_branches_on_the_count_does_so_on_that_of_the_whole_loop():
+    found = shoal.verify(
+        Toy(branching_on_the_count), None, COARSE, envs=8, ticks=3, cluster=TWO_CPUS
+    )
+    assert found.holds, found
 
 
 @dataclass(frozen=True)

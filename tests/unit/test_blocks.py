@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.rl.blocks import HEAVY, LIGHT, block_size, bounds, grad_in_blocks, map_in_blocks
+from shoal.rl.blocks import HEAVY, LIGHT, bounds, grad_in_blocks, map_in_blocks
+from shoal.tracing.blocks import block_size
 
 
 @settings(max_examples=50, deadline=None)
@@ -31,7 +32,7 @@ def test_images_are_heavy_and_mapped_in_blocks():
 
 @pytest.mark.parametrize(("samples", "size"), [(512, 512), (2048, 512), (32_000, 500), (521, 521)])
 def test_blocks_are_as_large_as_fits(samples, size):
-    assert block_size(samples) == size
+    assert block_size(samples, LIGHT) == size
 
 
 @pytest.mark.parametrize("samples", [100, 1024, 1500, 521])

@@ -105,16 +105,20 @@ def host_for_each_in_a_loop(state):
     return State(w, keys, x, state.age + 1), {"loss": loss}
 
 
+def host_for_each_agreeing(state):
+    def once(carry, _):
+        keys, x = move(*carry, w=state.w)
+        x = bend(x)
+        return (keys, x), x
+
+    (keys, x), xs = lax.scan(once, (state.keys, state.x), length=3)
+    w, loss = fit_agreeing(state.w, xs)
+    return State(w, keys, x, state.age + 1), {"loss": loss}
+
+
 @pytest.mark.parametrize(
     ("turn", "distribution", "words"),
     [
-        (
-            host_between_stages,
-            shoal.fused(),
-            ["inside a loop that fused compiles", "a fragment apart"],
-        ),
-        (host_in_a_loop, shoal.fused(), ["inside a loop that fused compiles", "a fragment apart"]),
-        (host_between_stages, BOTH_TWICE, ["that fragment `learner` compiles", "a fragment apart"]),
         (host_in_a_stage, COARSE, ["inside stage `fit_halves`", "name `fit_halves/halve`"]),
         (
             host_in_a_stage_in_a_stage,
@@ -123,7 +127,7 @@ def host_for_each_in_a_loop(state):
         ),
     ],
 )
-def test_a_host_stage_inside_a_compiled_loop(turn, distribution, words):
+def test_a_host_stage_inside_a_compiled_stage(turn, distribution, words):
     check_told(
         CutError, lambda: planned(turn, distribution), "host stage `halve`", line("halve"), *words
     )
@@ -134,14 +138,10 @@ def test_a_host_stage_inside_a_stage_for_one_environment():
     check_told(TraceError, lambda: traced(host_in_a_stage_for_one), *words)
 
 
-def test_a_whole_batch_host_stage_that_feeds_replicas():
-    words = [
-        "stage `halve` sees the whole batch",
-        "2 replicas of `actor`",
-        line("halve"),
-        'per="env"',
-    ]
-    check_told(CutError, lambda: planned(host_in_a_loop, COARSE), *words)
+@pytest.mark.parametrize("distribution", [BOTH_TWICE, shoal.multi_learner(2)])
+def test_a_whole_batch_host_stage_can_not_be_divided(distribution):
+    words = ["stage `halve` sees the whole batch", "2 replicas", line("halve"), 'per="env"']
+    check_told(CutError, lambda: planned(host_between_stages, distribution), *words)
 
 
 @pytest.mark.parametrize("backend", ["inline", "threads"])
@@ -149,14 +149,22 @@ def test_a_whole_batch_host_stage_that_feeds_replicas():
     ("turn", "distribution"),
     [
         (host_between_stages, COARSE),
+        (host_between_stages, shoal.fused()),
+        (host_in_a_loop, shoal.fused()),
         (host_in_a_loop, shoal.single_learner_coarse(1)),
+        (host_in_a_loop, COARSE),
         (host_for_each_in_a_loop, COARSE),
+        (host_for_each_agreeing, shoal.fused(2)),
+        (host_for_each_agreeing, shoal.multi_learner(4)),
         (
             host_in_a_stage,
             policy(Fragment("a", ("move",), 2), Fragment("b", ("fit_halves/*", "*"))),
         ),
     ],
-    ids=["between", "loop", "each", "nested"],
+    ids=[
+        *("between", "between, fused", "loop, fused", "loop", "whole, for replicas", "each"),
+        *("each, fused", "each, many learners", "nested"),
+    ],
 )
 def test_a_host_stage_gives_the_numbers_of_the_plain_tick(turn, distribution, backend):
     graph, state = traced(turn), traced(turn).origin.start(0, 8)

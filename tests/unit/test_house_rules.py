@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "shoal"
 CORE = ("graph", "tracing", "planning", "runtime")
 
-FILE_LINES = 400
+FILE_LINES = 600
 ALGORITHM_LINES = 250
 FUNCTION_LINES = 50  # style.md aims at 40; beyond 50 a function does two things
 PARAMETERS = 5

@@ -9,7 +9,7 @@ being the sum over replicas. `Varying`: something else, from which the whole can
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class Fault:
     what: str
     fix: str
     source: str = ""
+    cause: Cause = NO_CAUSE  # what had spoilt the value before, if anything had
 
 
 @dataclass(slots=True)
@@ -130,16 +131,21 @@ def cause_of(layout: Layout) -> Cause:
     return getattr(layout, "cause", NO_CAUSE)
 
 
+def _differs(layout: Layout) -> TypeGuard[Sharded | Partial | Varying]:
+    """Whether replicas have something of a value that isn't simply theirs of the loop's."""
+    return isinstance(layout, Partial) or not is_exact(layout)
+
+
 def with_cause(layout: Layout, cause: Cause) -> Layout:
     """`layout` with what made it so, unless that is known already."""
-    if isinstance(layout, Replicated) or layout.cause != NO_CAUSE:
+    if not _differs(layout) or layout.cause != NO_CAUSE:
         return layout
     return replace(layout, cause=cause)
 
 
 def in_node(layout: Layout, node: str, source: str) -> Layout:
     """`layout` with the node that its cause stands in, unless that is known already."""
-    if isinstance(layout, Replicated) or layout.cause.node:
+    if not _differs(layout) or layout.cause.node:
         return layout
     cause = layout.cause
     return replace(layout, cause=Cause(cause.op, cause.source or source, node))

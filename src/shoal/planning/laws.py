@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Node, Stage, nested_stages
-from shoal.graph.layout import Layout, Partial, cause_of
+from shoal.graph.layout import Fault, Layout, Partial, Varying, cause_of
 from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
@@ -59,7 +59,16 @@ def can_not_agree(plan: Plan) -> Iterator[ShoalError]:
     for fragment in plan.distribution.fragments:
         found = plan.spread.findings.get(fragment.name)
         for fault in found.faults if found else ():
-            yield CutError(fault.what, fault.fix, fault.source)
+            yield _spoilt_before(plan, fragment.name, fault)
+
+
+def _spoilt_before(plan: Plan, fragment: str, fault: Fault) -> ShoalError:
+    """The error for a fault; a stage that can't be divided is named, not who reads from it."""
+    for site in plan.sites.nodes.values():
+        if site.name == fault.cause.node and isinstance(site, Stage):
+            lost = Varying(cause=fault.cause)
+            return _disagreement(plan, _every_share(plan, fragment), site, site.writes[0], lost)
+    return CutError(fault.what, fault.fix, fault.source)
 
 
 def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
@@ -152,7 +161,7 @@ def _disagreement(
         f"{_called(site)} sees the whole batch and can't run as {replicas} replicas",
         f"Say how replicas agree on `{name}`: {_way_out(layout)} "
         f"Or keep `{site.stage}` in one fragment with one replica.",
-        cause_of(layout).source or culprit.source,
+        culprit.source,
     )
 
 
@@ -161,6 +170,11 @@ def _way_out(layout: Layout) -> str:
     if isinstance(layout, Partial):
         said = "mean(x) (a mean, a gradient) or shoal.sum" if layout.how == "sum" else layout.how
         return f"Agree on it with shoal.{said}(x)."
+    if layout != Varying():
+        return (
+            "Let replicas agree first, on what is reduced over environments, with shoal.mean(x), "
+            "shoal.sum(x), shoal.max(x) or shoal.min(x)."
+        )
     return (
         'If it treats every environment alike, do it in a stage with per="env"; if it needs all '
         "of them, take all rows first with shoal.gather(x), or do it in a stage that isn't "

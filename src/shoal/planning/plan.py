@@ -166,8 +166,8 @@ class Plan:
             raise CutError(
                 f"tick does other work with the {self.seen} environments that are taken at a time "
                 f"than with all {self.graph.envs}",
-                "Don't branch in Python on the number of environments, or use a distribution "
-                "policy that takes all replicas.",
+                "Don't branch in Python on the number of environments, "
+                "or use a distribution policy that takes all replicas.",
             )
         return Sites(graph, self.sites.opened)
 

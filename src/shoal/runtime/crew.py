@@ -142,7 +142,7 @@ class CompiledCrew:
 
     def room(self, name: str) -> np.ndarray:
         """An array to be filled, turn by turn."""
-        cell = make_cell(self.lowering.on_share(name))
+        cell = make_cell(self.lowering.in_one(name))
         return np.empty(cell.shape, cell.dtype)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:

@@ -289,6 +289,15 @@ class Lowering:
             return jnp.any(x, axis=0) if how == "max" else jnp.all(x, axis=0)
         return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
 
+    def in_one(self, name: str) -> Value:
+        """The spec of a value as one end holds it: of all replicas if they run as one program."""
+        value, mine = self.graph.values[name], self.on_share(name)
+        if not self.one_program or self.is_apart:
+            return mine
+        return (
+            replace(mine, shape=(self.replicas, *mine.shape)) if self.lay(name) == PART else value
+        )
+
     def on_share(self, name: str) -> Value:
         """The spec of a value as one replica holds it."""
         value, layout = self.graph.values[name], self.layout(name)

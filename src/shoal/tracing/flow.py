@@ -10,6 +10,7 @@ from jax.extend import core as jex
 
 from shoal.graph.layout import (
     ESTIMATE,
+    NO_CAUSE,
     REPLICATED,
     Cause,
     Fault,
@@ -102,7 +103,7 @@ class Flow:
             self._note_approximate(e)
             return replicated(e, ins)
         outs = self._by_kind(e, tuple(ins))
-        spoilt = next((cause_of(x) for x in ins if isinstance(x, Partial | Varying)), None)
+        spoilt = next((cause_of(x) for x in ins if cause_of(x) != NO_CAUSE), None)
         cause = spoilt or Cause(e.params.get("name", e.primitive.name), place_of(e))
         return tuple(with_cause(x, cause) for x in outs)
 
@@ -394,6 +395,7 @@ def _misuse(e: Any, how: str, layout: Layout) -> Fault:
         f"{'mean' if how == 'mean' else how} of it is what all environments together give",
         fix + more,
         where,
+        cause if lost else NO_CAUSE,
     )
 
 

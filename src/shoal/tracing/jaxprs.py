@@ -167,7 +167,8 @@ class Reader:
     ) -> list[Node]:
         """The nodes of one equation; its results are entered into `env`."""
         mark, kind = equation_mark(equation), equation.primitive.name
-        base = mark.name if mark else "loop" if kind == "scan" else kind
+        how = _how(equation)
+        base = mark.name if mark else "loop" if kind == "scan" else how or kind
         outs: list[str | None] = []
         labels = output_labels(equation)
         for i, var in enumerate(equation.outvars):
@@ -180,8 +181,7 @@ class Reader:
         code = Code(equation, args, tuple(outs))
         if mark:
             return [self.stage(mark, code, scope)]
-        if is_agreement(equation):
-            how = equation.params["how"] if equation.primitive is agree_p else kind[6:]
+        if how:
             return [
                 Agree(
                     self.name(f"{scope}{how}"),
@@ -324,6 +324,13 @@ def _names(args: Sequence[Ref]) -> tuple[str, ...]:
 
 def _made(outs: Sequence[str | None]) -> tuple[str, ...]:
     return tuple(o for o in outs if o is not None)
+
+
+def _how(equation: Any) -> str:
+    """How replicas agree in an equation, if they do."""
+    if equation.primitive is agree_p:
+        return equation.params["how"]
+    return equation.primitive.name.removeprefix("shoal_") if is_agreement(equation) else ""
 
 
 def _tail(ref: Ref) -> str:
