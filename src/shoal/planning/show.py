@@ -27,7 +27,15 @@ def plan_text(plan: Plan) -> str:
     if plan.channels:
         head = ("channel", "what", "how", "flow", "times", "a tick")
         lines += ["", *table(head, [_channel_row(plan, c) for c in plan.channels])]
+    if plan.approximate:
+        lines += ["", approximate_text(plan)]
     return "\n".join(lines)
+
+
+def approximate_text(plan: Plan) -> str:
+    """Where a plan's replicas agree only approximately, as the loop says they may."""
+    where = ", ".join(plan.approximate)
+    return f"approximate: replicas take the mean of what each of them computed at {where}"
 
 
 def _fragment_row(plan: Plan, fragment: Fragment) -> tuple[str, ...]:
@@ -110,6 +118,7 @@ def plan_json(plan: Plan) -> Json:
         "channels": [_channel_json(plan, c) for c in plan.channels],
         "homes": {site: sorted(homes) for site, homes in plan.homes.items()},
         "owners": owners(plan),
+        **({"approximate": list(plan.approximate)} if plan.approximate else {}),
     }
 
 

@@ -17,6 +17,7 @@ from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policies import fused
 from shoal.planning.policy import Latest, lag_of
+from shoal.planning.show import approximate_text
 from shoal.runtime.compare import as_numbers, carried_difference, shown_difference
 from shoal.runtime.reference import reference_course
 from shoal.runtime.run import run
@@ -61,8 +62,9 @@ class Verification:
             for name, difference in self.differences.items()
         ]
         what = f"{self.plan.distribution.name} on {self.backend}, {self.ticks} ticks"
-        head = f"{what}, against {against}: {verdict}"
-        return "\n".join([head, "", *table(("value", "largest difference"), rows)])
+        head = [f"{what}, against {against}: {verdict}"]
+        head += [approximate_text(self.plan)] if self.plan.approximate else []
+        return "\n".join([*head, "", *table(("value", "largest difference"), rows)])
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> V
     start = graph.origin.start(0, graph.envs) if state is None else state
     got = _course(plan, backend, ticks, start)
     named = dict(zip(graph.inputs, jax.tree.leaves(start), strict=True))
-    # A host stage can't be in the fused plan, but the reference calls it where it stands.
+    # The reference calls a host stage where it stands, whoever else would.
     if any(lag_of(c.flow) for c in plan.channels) or any(s.host for s in graph.stages):
         wanted = Course(*reference_course(plan, named, ticks))
     else:
