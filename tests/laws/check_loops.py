@@ -335,7 +335,12 @@ def has_reason(case: Case) -> bool:
         return True
     if any(case.envs % f.most for f in policy.fragments):
         return True
-    return any(
+    # Replicas don't meet inside a stage that sees one environment at a time.
+    agrees_alone = any(
+        use.rows in (AGREED, APPROXIMATE) and any(s.per == "env" for s in around)
+        for use, around in case.loop.uses
+    )
+    return agrees_alone or any(
         use.rows not in HARMLESS and replicas_of(policy, around) > 1
         for use, around in case.loop.uses
     )

@@ -219,6 +219,8 @@ APART = {
     "looked for": lambda s: jnp.searchsorted(jnp.array([-1.0, 0.0, 1.0]), s["x"]),
     "solved": lambda s: jnp.linalg.solve(s["w"] + jnp.eye(WIDE), s["x"].swapaxes(1, 2)),
     "inverted": lambda s: jnp.linalg.inv(jnp.einsum("tnk,tnj->tnkj", s["x"], s["x"]) + s["w"]),
+    "tiled": lambda s: jnp.tile(s["x"], (2, 1, 2)),
+    "tiled rows": lambda s: jnp.tile(s["x"], (1, 2, 1)),
     "one by one": lambda s: lax.map(jnp.sin, s["x"][0]),
     "a stage by row, all times": lambda s: beside(rows_of(s["x"]), other=s["w"][0]),
     "the slope of a stage": lambda s: jax.grad(lambda x: jnp.sum(beside(x, other=s["w"][0]) ** 2))(

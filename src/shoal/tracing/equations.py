@@ -26,14 +26,28 @@ CALLS = (
     "checkpoint",
     "custom_vmap_call",
     "composite",
+    "call_hi_primitive",
 )
 _HOLDERS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     """The jaxpr (and its constants) that a call-like equation or a scan holds."""
+    if equation.primitive.name == "call_hi_primitive":
+        return _expanded(equation)
     key = next((k for k in _HOLDERS if k in equation.params), None)
     return opened(equation.params[key]) if key else None
+
+
+def _expanded(equation: Any) -> tuple[Any, Sequence[Any]]:
+    """What newer versions of JAX call by a name of its own, in operations that are known."""
+    called = equation.params["_prim"]
+    specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+
+    def flat(*args: Any) -> list[Any]:
+        return jax.tree.leaves(called.expand(*jax.tree.unflatten(called.in_tree, args)))
+
+    return opened(jax.make_jaxpr(flat)(*specs))
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

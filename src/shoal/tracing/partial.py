@@ -19,7 +19,7 @@ _MOVES = frozenset(  # numbers change places, and nothing else
     {
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "dynamic_slice"),
         *("rev", "copy", "copy_p", "concatenate", "split", "optimization_barrier", "name"),
-        *("stack", "unstack", "device_put", "pvary"),
+        *("stack", "unstack", "tile", "device_put", "pvary"),
         *("dynamic_update_slice", "gather", "select_n", "stop_gradient"),
     }
 )

@@ -102,6 +102,8 @@ def take_apart(
 ) -> None:
     """Derivatives and batches are of what the primitive does: it is kept whole no longer."""
     each = batched or impl
+    # JAX takes apart what holds operations that it has no direct lowering for.
+    primitive.to_lojax = each
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         dense = [ad.instantiate_zeros(t) for t in tangents]

@@ -128,6 +128,15 @@ def _stack(op: Operation) -> Step | None:
     return replace(op.alike(rows), outs=(rows.at(rows.axis + (op.params["axis"] <= rows.axis)),))
 
 
+def _tile(op: Operation) -> Step | None:
+    """What is repeated along other axes keeps rows; repeated as a whole, there are more of them."""
+    rows, reps = op.rows(), op.params["reps"]
+    if rows is None or len(reps) != len(op.shape()):
+        return None
+    times = reps[rows.axis]
+    return Step(op.ins, (replace(rows, before=rows.before * times),))
+
+
 def _unstack(op: Operation) -> Step | None:
     rows, axis = op.rows(), op.params["axis"]
     if rows is None or rows.axis == axis:
@@ -427,6 +436,7 @@ RULES: dict[str, Rule] = {
     "concatenate": _concatenate,
     "stack": _stack,
     "unstack": _unstack,
+    "tile": _tile,
     "fft": _fft,
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
