@@ -45,7 +45,7 @@ import shoal
 from laws.cases import cluster
 from laws.plain_loops import case_at
 from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use, uses
-from laws.vocabulary import APPROXIMATE, COARSE, HARMLESS
+from laws.vocabulary import AGREED, APPROXIMATE, COARSE, HARMLESS
 from shoal.runtime.reference import run_reference
 from shoal.runtime.verify import difference
 

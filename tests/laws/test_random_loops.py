@@ -51,8 +51,7 @@ def test_a_loop_is_plain_jax_for_any_number_of_environments(envs):
         state = jax.eval_shape(lambda key, loop=loop: loop.init(key, None, envs), jax.random.key(0))
         try:
             after, _ = jax.eval_shape(lambda state, loop=loop: loop.tick(None, state), state)
-        except shoal.ShoalError as error:  # an agreement inside a stage for one environment
-            assert "sees one environment at a time" in str(error)
+        except shoal.ShoalError:  # an agreement inside a stage for one environment
             refused += 1
             continue
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
