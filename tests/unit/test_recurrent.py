@@ -100,7 +100,7 @@ def a_rollout(algorithm, learner):
     led_to = (jnp.float32(reward), jnp.array(terminated), jnp.array(truncated), jnp.array(last))
     memory = start(learner.params.memory, (3,))
     made = Rollout(jnp.array(obs[:8]), jnp.float32(action), (), *led_to, jnp.array(obs[8]), memory)
-    seen = expect(learner.params, lambda x: algorithm.features(x, learner.obs_moments), made, True)
+    seen = expect(learner.params, lambda x: algorithm.features(x, learner.obs_moments), made)
     return made._replace(log_prob=policy(learner.params.actor, seen.seen).log_prob(made.action))
 
 

@@ -61,6 +61,7 @@ def _kept(
     pairs = [(v, v) for c in channels for v in c.values]
     pairs += [(m.inner, m.inner) for m in graph.metrics]
     pairs += [(link.inner, link.inner) for loop, _ in sites.loops for link in loop.stacks]
+    pairs += [(v, v) for node in sites.nodes.values() for v in node.code.rows_for_host]
     turned = [c for loop, _ in sites.loops for c in loop.carries if not c.unchanged]
     pairs += [(v, c.before) for c in turned for v in (c.first, c.after)]
     pairs += [(after, before) for before, after in graph.carry if before != after]

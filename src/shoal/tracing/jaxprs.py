@@ -65,12 +65,24 @@ class Code:
         mark = equation_mark(self.equation)
         if mark is None or not mark.host:
             return flow.equation(self.equation, ins)
-        if all(isinstance(x, Replicated) for x in ins):
-            return [REPLICATED] * len(self.outs)
+        if mark.per == "batch":
+            whole = all(isinstance(x, Replicated) for x in ins)
+            return [REPLICATED if whole else LOST] * len(self.outs)
         # A host stage per environment promises that rows stay apart; what has none, all share.
-        rows = [x for x in ins if not isinstance(x, Replicated)]
-        apart = mark.per == "env" and all(x == Sharded(0) for x in rows)
-        return [Sharded(0) if apart else LOST] * len(self.outs)
+        fits = all(
+            isinstance(x, Replicated) or (is_row and x == Sharded(0))
+            for x, is_row in zip(ins, host_rows(self.equation), strict=True)
+        )
+        return [Sharded(0) if fits else LOST] * len(self.outs)
+
+    @property
+    def rows_for_host(self) -> tuple[str, ...]:
+        """What a host stage per environment reads by rows, however it was made."""
+        mark = equation_mark(self.equation) if self.equation is not None else None
+        if mark is None or not mark.host or mark.per != "env":
+            return ()
+        pairs = zip(self.args, host_rows(self.equation), strict=True)
+        return tuple(a for a, is_row in pairs if is_row and isinstance(a, str))
 
     def on_share(self, held: Mapping[str, Held], local: Local) -> dict[str, Held]:
         """What it writes on a replica's share, given what it reads."""
@@ -79,6 +91,15 @@ class Code:
 
     def _named(self, made: Sequence[Any]) -> dict[str, Any]:
         return {name: x for name, x in zip(self.outs, made, strict=True) if name is not None}
+
+
+def host_rows(equation: Any) -> list[bool]:
+    """Which arguments of a host stage are rows: those passed by position."""
+    jaxpr, _ = opened(equation.params["jaxpr"])
+    (call,) = (e for e in jaxpr.eqns if e.primitive.name == "pure_callback")
+    count = call.params["callback"].callback_func.rows
+    rows = {id(v) for v in call.invars[:count]}
+    return [id(v) in rows for v in jaxpr.invars]
 
 
 def value_of(name: str, aval: Any) -> Value:
@@ -179,6 +200,8 @@ class Reader:
             env[var] = out
             outs.append(out)
         code = Code(equation, args, tuple(outs))
+        if mark and mark.host:
+            return self.host_stage(mark, code, scope)
         if mark:
             return [self.stage(mark, code, scope)]
         if how:
@@ -216,6 +239,15 @@ class Reader:
             name, mark.name, mark.per, _names(code.args), _made(code.outs), mark.source,
             mark.host, mark.on_policy, agrees, body, mark.role, code,
         )  # fmt: skip
+
+    def host_stage(self, mark: Mark, code: Code, scope: str) -> list[Node]:
+        """A host stage, and before it numbers of the loop as values that can be dealt out."""
+        before, args = [], list(code.args)
+        for i, arg in enumerate(args):
+            if isinstance(arg, Fixed) and mark.per == "env":
+                args[i] = self.value(f"{scope}{mark.name}.given", code.equation.invars[i].aval)
+                before.append(self.copy(arg, str(args[i]), scope))
+        return [*before, self.stage(mark, Code(code.equation, tuple(args), code.outs), scope)]
 
     def container(self, code: Code, scope: str) -> list[Node]:
         """An equation that holds stages: calls are taken apart, scans become loops."""

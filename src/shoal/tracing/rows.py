@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal.graph.ir import Graph, Loop, Node, Stage, Value
+from shoal.graph.ir import Graph, Loop, Node, Stage, Value, leaves
 from shoal.graph.layout import (
     REPLICATED,
     Findings,
@@ -43,6 +43,9 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
         name: _value(value, walk.layouts.get(name, REPLICATED), twins.get(name), envs)
         for name, value in graph.values.items()
     }
+    # What a host stage reads by rows crosses and is kept by rows, also where all rows are alike.
+    for name in (v for node in leaves(graph) for v in node.code.rows_for_host):
+        values[name] = replace(values[name], axis=0)
     return replace(graph, values=values)
 
 

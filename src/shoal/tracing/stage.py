@@ -142,6 +142,7 @@ def _python(
 
     python.plain = _plain(function, fixed, args, wanted)  # type: ignore[attr-defined]
     python.with_rows = with_rows  # type: ignore[attr-defined]
+    python.rows = len(jax.tree.leaves(args[0]))  # type: ignore[attr-defined]
     return python
 
 
