@@ -41,13 +41,13 @@ def followed(op, time):
 
 
 def on_shares(closed, state):
-    """What each of the replicas makes, one above the other."""
+    """What each of the replicas makes, one above the other, of each result."""
     rows = ENVS // REPLICAS
 
     def replica(number, *leaves):
         share = Share(ENVS, rows, REPLICAS, lambda: number * rows, (LANES,))
         held = [share.brought(Held(x), lie) for x, lie in zip(leaves, LIES, strict=True)]
-        return Local(share).jaxpr(closed, held)[0].array
+        return [out.array for out in Local(share).jaxpr(closed, held)]
 
     axes = (0, *(None for _ in LIES))
     run = jax.vmap(replica, axes, axis_name=LANES)
@@ -67,7 +67,8 @@ def put_together(made, layout):
             whole = jnp.concatenate(apart, axis + 1)
             return whole.reshape(*made.shape[1 : axis + 1], -1, *made.shape[axis + 2 :])
         case Partial(how):
-            return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[how](made, axis=0)
+            together = {"sum": np.add, "max": np.maximum, "min": np.minimum}[how]
+            return together.reduce(made, axis=0, dtype=made.dtype)
     return None
 
 
@@ -75,7 +76,7 @@ def check(op, time):
     """What replicas make, put together by how it is said to lie, is what the loop makes."""
     closed, layout, findings = followed(op, time)
     if layout != LOST and not findings.faults:
-        made = on_shares(closed, state_of(time))
+        (made,) = on_shares(closed, state_of(time))
         if is_exact(layout):
             whole = put_together(made, layout)
             np.testing.assert_allclose(whole, op(state_of(time)), rtol=1e-5, atol=1e-5)
@@ -293,6 +294,76 @@ def test_rows_that_stay_apart_are_seen(name, time):
 def test_rows_that_mix_are_seen(name, time):
     layout = followed(MIXED[name], time)[1]
     assert isinstance(layout, Partial | Varying) or not is_exact(layout)
+
+
+# What replicas contribute to a sum or an extreme, and what may be done with it before they agree.
+CONTRIBUTED = {
+    "sum": lambda x: x.sum(1, dtype=x.dtype),
+    "max": lambda x: x.max(1),
+    "min": lambda x: x.min(1),
+}
+KINDS = {
+    "low": lambda x: x - 1.5,
+    "high": lambda x: x + 1.5,
+    "whole": lambda x: (40 * x).astype(jnp.int32),
+    "least of all": lambda x: jnp.where(x > -0.5, (40 * x).astype(jnp.int32), -(2**31)),
+    "bytes": lambda x: (40 * jnp.abs(x)).astype(jnp.uint8),
+    "complex": lambda x: lax.complex(jnp.round(x), -x),
+}
+AFTERWARDS = {
+    **{
+        f.__name__: f
+        for f in (jnp.sqrt, jnp.log, jnp.log1p, jnp.exp, jnp.expm1, jnp.tanh, jnp.arctan, jnp.cbrt)
+    },
+    **{f.__name__: f for f in (jnp.negative, jnp.sign, jnp.abs, jnp.square, jnp.invert)},
+    "half": lambda y: y // 2,
+    "a third": lambda y: y / 3,
+    "less one": lambda y: y - 1,
+    "from one": lambda y: 1 - y,
+    "times minus two": lambda y: y * -2,
+    "as float": lambda y: y.astype(jnp.float32),
+    "as whole": lambda y: y.astype(jnp.int32),
+    "as bytes": lambda y: y.astype(jnp.uint8),
+    "is large": lambda y: y > 1,
+    "at most one": lambda y: jnp.minimum(y, 1),
+    "real": jnp.real,
+    "shifted": lambda y: jnp.right_shift(y, 1),
+}
+
+
+def done(contribution):
+    """All that can be done with a contribution, by name."""
+    for name, after in AFTERWARDS.items():
+        try:
+            jax.eval_shape(after, contribution)
+        except TypeError:  # as that of a bit-wise operation on floats
+            continue
+        yield name, after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", CONTRIBUTED)
+def test_what_is_done_with_a_contribution_before_replicas_agree_changes_no_number(how, kind):
+    if (how, kind) == ("sum", "least of all"):
+        pytest.skip("sums of 32 bits are taken not to overflow")
+    x = state_of(3)["x"]
+    afterwards = dict(done(CONTRIBUTED[how](KINDS[kind](x))))
+
+    def op(s):
+        contribution = CONTRIBUTED[how](KINDS[kind](s["x"]))
+        return [after(contribution) for after in afterwards.values()]
+
+    flow, closed = Flow(ENVS), jax.make_jaxpr(op)(state_of(3))
+    layouts = flow.jaxpr(closed, LIES)
+    assert not flow.findings.faults
+    assert any(isinstance(x, Partial) for x in layouts) or (kind == "complex" and how != "sum")
+    shares = on_shares(closed, state_of(3))
+    for name, layout, made, wanted in zip(
+        afterwards, layouts, shares, op(state_of(3)), strict=True
+    ):
+        if is_exact(layout) and not isinstance(layout, Varying):
+            whole = put_together(made, layout)
+            np.testing.assert_allclose(whole, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def ranks(x):

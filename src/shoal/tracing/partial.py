@@ -24,8 +24,11 @@ _MOVES = frozenset(  # numbers change places, and nothing else
     }
 )
 _LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_window_sum"})
-_RISING = frozenset({"exp", "log", "log1p", "expm1", "tanh", "sqrt", "logistic", "floor", "ceil"})
-_RISING |= frozenset({"round", "sign", "cbrt", "atan", "asinh", "erf", "exp2"})
+# Rising on all numbers: `sqrt` and `log` are not, for one replica's extreme may lie outside their
+# domain where the extreme of all does not.
+_RISING = frozenset({"exp", "expm1", "exp2", "tanh", "logistic", "floor", "ceil", "round", "sign"})
+_RISING |= frozenset({"cbrt", "atan", "asinh", "erf"})
+_SUMS_OF = 32  # bits of the whole numbers that sums are taken in; narrower ones wrap round early
 _OPPOSITE = {"max": "min", "min": "max"}
 
 
@@ -36,7 +39,10 @@ def partial_step(op: Operation) -> Step | None:
     if len(parts) != 1 or not all(isinstance(x, Replicated) for x in others):
         return None
     (part,) = parts
-    found = _sums(op, part) if part.how == "sum" else _extremes(op, part)
+    if part.how == "sum":
+        found = _sums(op, part)
+    else:
+        found = None if _has_complex(op) else _extremes(op, part)
     return found or _moves(op, part)
 
 
@@ -71,7 +77,7 @@ def _sums(op: Operation, part: Partial) -> Step | None:
     linear = (
         kind in _LINEAR
         or (one and kind in ("mul", "dot_general", "conv_general_dilated"))
-        or (one and kind == "div" and isinstance(ins[0], Partial))
+        or (one and kind == "div" and isinstance(ins[0], Partial) and _is_inexact(op))
         or (kind == "convert_element_type" and _keeps_sums(op))
         or (kind == "pad" and isinstance(ins[0], Partial) and _is_zero(op.equation.invars[1]))
     )
@@ -91,22 +97,41 @@ def _extremes(op: Operation, part: Partial) -> Step | None:
     logical = {("max", "or"), ("max", "reduce_or"), ("min", "and"), ("min", "reduce_and")}
     if (part.how, kind) in logical and op.equation.outvars[0].aval.dtype == np.bool_:
         return _made(op, op.ins, part)
-    if kind in ("neg", "not") and (kind == "neg" or op.equation.outvars[0].aval.dtype == np.bool_):
+    if (kind == "neg" and _is_inexact(op)) or (
+        kind == "not" and op.equation.outvars[0].aval.dtype == np.bool_
+    ):  # the negative of a whole number may wrap round
         return _made(op, op.ins, Partial(_OPPOSITE[part.how], part.own))
     if kind == "convert_element_type" and _keeps_order(op):
         return _made(op, op.ins, part)
     one = sum(isinstance(x, Partial) for x in op.ins) == 1
-    inexact = jnp.issubdtype(op.equation.outvars[0].aval.dtype, jnp.inexact)
-    if one and inexact and (kind == "add" or (kind == "sub" and isinstance(op.ins[0], Partial))):
+    if (
+        one
+        and _is_inexact(op)
+        and (kind == "add" or (kind == "sub" and isinstance(op.ins[0], Partial)))
+    ):
         return _made(op, op.ins, part)
     return None
 
 
+def _has_complex(op: Operation) -> bool:
+    """Whether complex numbers are read, whose order no function keeps."""
+    return any(jnp.issubdtype(x.aval.dtype, jnp.complexfloating) for x in op.equation.invars)
+
+
+def _is_inexact(op: Operation) -> bool:
+    return jnp.issubdtype(op.equation.outvars[0].aval.dtype, jnp.inexact)
+
+
 def _keeps_sums(op: Operation) -> bool:
+    """Whether the sum may be taken after the conversion: a sum that wraps round must wrap alike."""
     old, new = op.equation.invars[0].aval.dtype, op.equation.outvars[0].aval.dtype
-    return old != np.bool_ and (
-        jnp.issubdtype(new, jnp.inexact) or (jnp.issubdtype(old, jnp.integer) and _widens(old, new))
-    )
+    if jnp.issubdtype(old, jnp.inexact):
+        return jnp.issubdtype(new, jnp.inexact)
+    if old == np.bool_ or new == np.bool_:
+        return False
+    if jnp.issubdtype(new, jnp.inexact):
+        return jnp.iinfo(old).bits >= _SUMS_OF
+    return jnp.iinfo(new).bits <= jnp.iinfo(old).bits
 
 
 def _widens(old: Any, new: Any) -> bool:
