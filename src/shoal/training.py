@@ -14,7 +14,7 @@ import jax
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.algorithms.evaluated import STAGE, Evaluated
-from shoal.errors import SettingError, UnknownNameError
+from shoal.errors import PlaceError, SettingError, UnknownNameError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
@@ -59,7 +59,22 @@ def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None
         judged = isinstance(graph.origin.algorithm, Evaluated)
         where = source_of(method(graph.origin.algorithm, "tick"))
         check_metrics([m.outer for m in graph.metrics], where, judged=judged)
-    return make_plan(graph, with_roles(graph, distribution), cluster or this_machine())
+    if cluster is None:
+        cluster = check_devices(distribution, this_machine())
+    return make_plan(graph, with_roles(graph, distribution), cluster)
+
+
+def check_devices(distribution: DistributionPolicy, machine: Cluster) -> Cluster:
+    """`machine`, if it has the devices that a distribution policy is meant for."""
+    kind = "gpu" if machine.places("gpu") else "cpu"
+    count = len(machine.places(kind))
+    if distribution.devices > count:
+        raise PlaceError(
+            f"{distribution.name} is to use {distribution.devices} devices, "
+            f"and this machine has {count} ({kind})",
+            f"Use at most {count}; JAX_NUM_CPU_DEVICES lets JAX divide cores into more.",
+        )
+    return machine
 
 
 def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
