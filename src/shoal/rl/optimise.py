@@ -13,11 +13,19 @@ class Annealing(Protocol):
     """The settings of an algorithm whose learning rate may fall over a run."""
 
     @property
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> float:
+        """The rate at the start."""
+        ...
+
     @property
-    def anneal_lr(self) -> bool: ...
+    def anneal_lr(self) -> bool:
+        """Whether it falls to 0 over the run."""
+        ...
+
     @property
-    def total_ticks(self) -> int: ...
+    def total_ticks(self) -> int:
+        """The length of the run."""
+        ...
 
 
 def learning_rate(settings: Annealing, updates: int = 1) -> optax.ScalarOrSchedule:
