@@ -221,8 +221,10 @@ def with_total_ticks(algorithm: Any, ticks: int) -> Any:
     """`algorithm` with the length of the run, if its schedules want to know it."""
     if isinstance(algorithm, Evaluated):
         return replace(algorithm, algorithm=with_total_ticks(algorithm.algorithm, ticks))
-    wants = is_dataclass(algorithm) and "total_ticks" in {f.name for f in fields(algorithm)}
-    return replace(algorithm, total_ticks=ticks) if wants else algorithm
+    if not is_dataclass(algorithm) or isinstance(algorithm, type):
+        return algorithm
+    wants = "total_ticks" in {field.name for field in fields(algorithm)}
+    return replace(algorithm, **{"total_ticks": ticks}) if wants else algorithm
 
 
 def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:
