@@ -122,11 +122,11 @@ def test_bounds_are_in_order():
 def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 3})
     write_json(tmp_path / "run.json", {"elastic": {"actor": [2, 4]}})
-    assert main(["scale", str(tmp_path), "actors=3"]) == 1
+    assert main(["scale", str(tmp_path), "actors=3"]) == 2
     assert "isn't going on" in capsys.readouterr().err
     write_json(tmp_path / "status.json", {"at": 0, "workers": {}})
     assert main(["scale", str(tmp_path), "actors=3"]) == 0
     assert json.loads((tmp_path / "scale.json").read_text()) == {"actor": 3}
     for wrong, told in [("actor=5", "Choose 2 to 4"), ("learner=2", "actor (2 to 4)")]:
-        assert main(["scale", str(tmp_path), wrong]) == 1
+        assert main(["scale", str(tmp_path), wrong]) == 2
         assert told in capsys.readouterr().err

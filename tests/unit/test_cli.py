@@ -133,7 +133,7 @@ def test_without_a_word_it_says_what_there_is(tmp_path):
 
 def test_the_newest_run_is_told_of_if_none_is_named(tmp_path):
     code, _, err = shoal(tmp_path, "status")
-    assert code == 1
+    assert code == 2
     assert "there is no run in runs" in err
     for number, name in enumerate(("second", "first")):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_the_newest_run_is_told_of_if_none_is_named(tmp_path):
 def test_a_run_that_is_not_there_is_named_as_it_was_given(tmp_path):
     for command in ("status", "resume"):
         code, _, err = shoal(tmp_path, command, "runs/none")
-        assert code == 1, err
+        assert code == 2, err
         assert "there is no run in runs/none" in err
 
 
@@ -203,7 +203,7 @@ def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(folder):
     assert shoal(folder, *words)[0] == 0
     before = (folder / "runs" / "first" / "summary.json").read_text()
     code, _, err = shoal(folder, *words)
-    assert code == 1
+    assert code == 2
     assert "runs/first already holds a run" in err
     assert "another name" in err
     assert (folder / "runs" / "first" / "summary.json").read_text() == before
@@ -242,17 +242,17 @@ def test_verify_says_whether_the_numbers_are_the_same(folder):
 # Errors
 
 
-def test_an_error_is_told_in_two_lines_and_with_a_traceback_only_for_debugging(folder):
+def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(folder):
     words = ["train", *OWN, "--set", "grows=True"]
     code, out, err = shoal(folder, *words)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     place = 1 + MINE.splitlines().index("    def tick(self, env, state):")
-    first, second = err.splitlines()
+    (line,) = err.splitlines()
     told = "TraceError: tick changes `w` from float32[] to float32[1]"
-    assert first == f"{told} ({folder.name}/mine.py:{place})"
-    assert "init" in second
+    assert line.startswith(f"{told} ({folder.name}/mine.py:{place}). ")
+    assert "init" in line
     code, _, debugged = shoal(folder, *words, "--debug")
-    assert code == 1
+    assert code == 2
     assert "Traceback (most recent call last)" in debugged
     assert debugged.endswith(err)
     assert not (folder / "runs").exists()
@@ -284,18 +284,66 @@ def test_an_error_is_told_in_two_lines_and_with_a_traceback_only_for_debugging(f
         ),
         (["graph", "yours.py:Mine", "mine.py:World"], ["there is no file yours.py"]),
         (["graph", *OWN, "--out", "graph.pdf"], ["can't write graph.pdf", ".html"]),
-        (["graph", "mine.py:Unsaid", "mine.py:World"], ["AssertionError (", "mine.py:", "--debug"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_with_the_way_out(
     words, told, folder, monkeypatch, capsys
 ):
     monkeypatch.chdir(folder)
-    assert main(words) == 1
+    assert main(words) == 2
     err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert [word for word in told if word not in err] == [], err
+    assert not (folder / "runs").exists()
+
+
+def test_an_error_of_the_users_own_code_is_told_with_its_place(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["graph", "mine.py:Unsaid", "mine.py:World"]) == 1
+    err = capsys.readouterr().err
+    told = ["AssertionError (", "mine.py:", "--debug"]
     assert [word for word in told if word not in err] == [], err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", *OWN, "--tick", "3"], "did you mean --ticks?"),
+        (["trane", *OWN], "'train'"),
+        (["train", *OWN, "--ticks", "many"], "--ticks"),
+        (["train"], "required"),
+    ],
+)
+def test_words_that_no_option_has_are_told_in_one_line(words, told, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert told in err
     assert not (folder / "runs").exists()
+
+
+def test_a_file_that_cannot_be_written_is_told(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "is.txt").mkdir()
+    assert main(["graph", *OWN, "--out", "is.txt"]) == 2
+    assert "can't write is.txt: Is a directory" in capsys.readouterr().err
+
+
+def test_settings_reach_an_environment_that_a_file_makes(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "maker.py").write_text(
+        "from mine import World\n\ndef make(size=1):\n    print('size', size)\n    return World()\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    words = ["graph", "mine.py:Mine", "maker.py:make", "--env-set"]
+    assert main([*words, "size=3"]) == 0
+    assert "size 3" in capsys.readouterr().out
+    assert main([*words, "sise=3"]) == 2
+    assert "It takes: (size=1)" in capsys.readouterr().err
 
 
 # Ctrl-C

@@ -1,6 +1,7 @@
 """The `shoal` command: train, resume, graph, plan, verify, record, replay, algorithms."""
 
 import argparse
+import difflib
 import json
 import signal
 import sys
@@ -8,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -28,7 +29,7 @@ from shoal.cli.options import (
     replica_count,
 )
 from shoal.cli.page import graph_page, plan_page
-from shoal.errors import SettingError, ShoalError, user_place
+from shoal.errors import RunError, SettingError, ShoalError, user_place
 from shoal.planning.plan import Plan
 from shoal.records import scalars
 from shoal.resuming import resume
@@ -50,6 +51,7 @@ from shoal.training import (
 )
 
 Json = dict[str, Any]
+BAD_INPUT = 2  # the exit code for what can't be done as it was said; nothing has started then
 EXAMPLES = """examples:
   shoal algorithms
   shoal train ppo CartPole-v1
@@ -77,8 +79,8 @@ def main(words: list[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         console.print(f"[bold red]{type(error).__name__}:[/] ", end="")
-        console.print(str(error), markup=False)
-        return 1
+        console.print(in_one_line(error), markup=False)
+        return 1 if isinstance(error, RunError) else BAD_INPUT
     except KeyboardInterrupt:
         console.print("Interrupted.")
         return 130
@@ -92,9 +94,40 @@ def main(words: list[str] | None = None) -> int:
         return 1
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, with the nearest option where one is unknown."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how | {"allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        """End with the exit code for bad input."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if len(unknown) and message.startswith("unrecognized"):
+            known = [option for action in self._all_actions() for option in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}. `{self.prog} --help` lists what there is.\n")
+
+    def _all_actions(self) -> Iterator[argparse.Action]:
+        """The options of this command, and of those below it."""
+        for action in self._actions:
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for command in set(action.choices.values()):
+                    yield from command._actions
+
+
+def in_one_line(error: ShoalError) -> str:
+    """What an error says, and what to do, in a line."""
+    place = f" ({error.where})" if error.where else ""
+    stop = "" if error.what.endswith((".", "!", "?")) else "."
+    return " ".join(f"{error.what}{place}{stop} {error.fix}".split())
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Every command and option."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="shoal",
         description="Write a training loop once; run it fused, on threads, processes or a cluster.",
         epilog=EXAMPLES,
@@ -328,6 +361,17 @@ def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) 
     }
     if out.suffix not in forms:
         raise SettingError(f"can't write {out}", f"Let its name end in {', '.join(forms)}.")
-    out.write_text(forms[out.suffix](), encoding="utf-8")
+    write_text(out, forms[out.suffix]())
     print(f"Written to {out}")
     return 0
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingError(
+            f"can't write {path}: {why}", "Name a file in a folder that is there."
+        ) from error

@@ -180,7 +180,7 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
     if env == NONE:
         env = _no_environment(options)
     elif ".py:" in env:
-        env = _made(load(env))
+        env = _made_env(env, dict(_setting(text) for text in options.env_set))
     elif options.env_set:
         env = environments.make(env, **dict(_setting(text) for text in options.env_set))
     settings = dict(_setting(text) for text in options.set)
@@ -190,7 +190,7 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
         return algorithm, env
     if algorithm not in ALGORITHMS:
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
-    preset = find_preset(algorithm, options.env)
+    preset = find_preset(algorithm, env)
     if preset and options.envs is None:
         options.envs = preset.envs
     if preset and getattr(options, "ticks", 0) is None:
@@ -248,6 +248,26 @@ def load(text: str) -> Any:
 def _made(found: Any) -> Any:
     """An object of a class or of a function without arguments; other objects as they are."""
     return found() if inspect.isclass(found) or inspect.isfunction(found) else found
+
+
+def _made_env(text: str, settings: dict[str, Any]) -> Any:
+    """The environment that `file.py:name` names or makes, with these settings."""
+    found = load(text)
+    if not settings:
+        return _made(found)
+    if not callable(found):
+        raise SettingError(
+            f"{text} is an object, which takes no --env-set {next(iter(settings))}=...",
+            "Name a function or class that makes it.",
+        )
+    try:
+        inspect.signature(found).bind(**settings)
+    except TypeError as error:
+        raise SettingError(
+            f"{text} can't be called with --env-set {', '.join(settings)}: {error}",
+            f"It takes: {inspect.signature(found)}.",
+        ) from error
+    return found(**settings)
 
 
 def _setting(text: str) -> tuple[str, Any]:
