@@ -221,10 +221,11 @@ def with_total_ticks(algorithm: Any, ticks: int) -> Any:
     """`algorithm` with the length of the run, if its schedules want to know it."""
     if isinstance(algorithm, Evaluated):
         return replace(algorithm, algorithm=with_total_ticks(algorithm.algorithm, ticks))
-    if not is_dataclass(algorithm) or isinstance(algorithm, type):
+    settings: list[str] = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
+    if "total_ticks" not in settings:
         return algorithm
-    wants = "total_ticks" in {field.name for field in fields(algorithm)}
-    return replace(algorithm, **{"total_ticks": ticks}) if wants else algorithm
+    known: Any = algorithm
+    return replace(known, total_ticks=ticks)
 
 
 def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:
