@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -18,10 +19,11 @@ from shoal.rl import actor_critic, losses
 from shoal.rl.actor_critic import ActorCritic, init_actor_critic
 from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
+from shoal.rl.normalise import Moments, init_moments, rescale, see
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.policy import policy
-from shoal.rl.returns import traces, vtrace
+from shoal.rl.returns import past_return, traces, vtrace
 from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
 
@@ -35,6 +37,7 @@ class Learner(NamedTuple):
     params: ActorCritic
     opt_state: optax.OptState
     obs_moments: ObsMoments
+    return_moments: Moments
 
 
 class State(NamedTuple):
@@ -45,6 +48,7 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: Any
+    kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class IMPALA:
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
     normalise_observations: bool = False
+    normalise_rewards: bool = False
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
     compute: str = "float32"  # or bfloat16: what products are computed in
@@ -79,10 +84,11 @@ class IMPALA:
         params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
         params = computed_in(params, self.compute)
         moments = init_obs_moments(spaces[0], self.torso)
-        learner = Learner(params, self.optimiser.init(params), moments)
+        learner = Learner(params, self.optimiser.init(params), moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        return State(learner, key_rows(act_key, envs), env_states, obs, start(params.memory, rows))
+        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.normalise_rewards else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
@@ -90,8 +96,12 @@ class IMPALA:
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
         rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        kept = state.kept
+        if self.normalise_rewards:
+            kept, past = past_return(rollout.reward, self.discount * ~ends(rollout), kept)
+            rollout = rollout._replace(past=past)
         learner, loss_parts = self.learn(learner, rollout)
-        return State(learner, *rows), loss_parts | totals
+        return State(learner, *rows, kept), loss_parts | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
@@ -109,12 +119,15 @@ class IMPALA:
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""
-        params, opt_state, moments = learner
+        params, opt_state, moments, return_moments = learner
+        if self.normalise_rewards:
+            return_moments = see(return_moments, rollout.past)
+            rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         grads, parts = self.grad(params, moments, rollout)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.normalise_observations:
             moments = see_all(moments, rollout.obs)
-        return Learner(params, opt_state, moments), mean(parts)
+        return Learner(params, opt_state, moments, return_moments), mean(parts)
 
     @stage
     def grad(
