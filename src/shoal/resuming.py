@@ -22,7 +22,14 @@ from shoal.runs import FORM, RESTARTS, Since, Trained, run_job, with_new_episode
 from shoal.runtime.run import check_backend, fresh_start
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
-from shoal.training import Job, beside_evaluation, cluster_of, ensure_devices, plan
+from shoal.training import (
+    Job,
+    beside_evaluation,
+    cluster_of,
+    ensure_devices,
+    plan,
+    with_total_ticks,
+)
 
 
 class Again(TypedDict, total=False):
@@ -69,7 +76,23 @@ def resume(
         if "restarts" not in how:
             settings["replaces"] = told.get("replaces", RESTARTS)
         given = {**how, **settings, **sources, "backend": backend}
+        given["extended"] = _extended(job, told, since.told.get("tick", 0), announce)
         return run_job(job, drawn, folder, given, since)
+
+
+def _extended(
+    job: Job, told: dict[str, Any], tick: int, announce: Callable[[str], None]
+) -> list[dict[str, int]]:
+    """Every change of the run's length that changed its learning rate; a new one is announced."""
+    before, known = told["ticks"], told.get("extended", [])
+    if not job.anneals or before == job.ticks:
+        return known
+    share = 1 - tick / job.ticks
+    announce(
+        f"The learning rate was to fall to 0 by tick {before}, and now does by tick {job.ticks}: "
+        f"it continues at {share:.0%} of its initial value.\n"
+    )
+    return [*known, {"tick": tick, "from_ticks": before, "to_ticks": job.ticks}]
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -98,7 +121,8 @@ def made_job(folder: Path, told: dict[str, Any], how: Again) -> Job:
         # Whoever gives the algorithm again need not say how it was evaluated.
         algorithm = replace(_made(folder, told, "algorithm"), algorithm=algorithm)
     env = how.get("env") or _made(folder, told, "env")
-    job = Job(algorithm, env, told["envs"], how.get("ticks") or told["ticks"])
+    ticks = how.get("ticks") or told["ticks"]
+    job = Job(with_total_ticks(algorithm, ticks), env, told["envs"], ticks)
     own = type(algorithm).__name__
     wanted = told["algorithm"].get("name", own)
     if own != wanted:

@@ -88,6 +88,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
         "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
         "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
+        "extended": how.get("extended", []),
     }  # fmt: skip
 
 
@@ -111,6 +112,9 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
         "env_steps_per_second": None, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
+    if rate := job.learning_rate:
+        extended = {"extended": run_told["extended"]} if run_told["extended"] else {}
+        summary["learning_rate"] = rate | extended
     with ExitStack() as stack:
         stack.enter_context(recorded(folder, summary))
         write_json(folder / "run.json", run_told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -14,7 +14,7 @@ import jax
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.algorithms.evaluated import STAGE, Evaluated
-from shoal.errors import SettingError, UnknownNameError
+from shoal.errors import PlaceError, SettingError, UnknownNameError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
@@ -59,7 +59,22 @@ def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None
         judged = isinstance(graph.origin.algorithm, Evaluated)
         where = source_of(method(graph.origin.algorithm, "tick"))
         check_metrics([m.outer for m in graph.metrics], where, judged=judged)
-    return make_plan(graph, with_roles(graph, distribution), cluster or this_machine())
+    if cluster is None:
+        cluster = check_devices(distribution, this_machine())
+    return make_plan(graph, with_roles(graph, distribution), cluster)
+
+
+def check_devices(distribution: DistributionPolicy, machine: Cluster) -> Cluster:
+    """`machine`, if it has the devices that a distribution policy is meant for."""
+    kind = "gpu" if machine.places("gpu") else "cpu"
+    count = len(machine.places(kind))
+    if distribution.devices > count:
+        raise PlaceError(
+            f"{distribution.name} is to use {distribution.devices} devices, "
+            f"and this machine has {count} ({kind})",
+            f"Use at most {count}; JAX_NUM_CPU_DEVICES lets JAX divide cores into more.",
+        )
+    return machine
 
 
 def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
@@ -123,11 +138,30 @@ class Job:
     ticks: int
 
     @property
+    def trained(self) -> Any:
+        """The algorithm itself, without what evaluates it."""
+        is_wrapped = isinstance(self.algorithm, Evaluated)
+        return self.algorithm.algorithm if is_wrapped else self.algorithm
+
+    @property
     def title(self) -> str:
         """The algorithm's name, in small letters."""
-        is_wrapped = isinstance(self.algorithm, Evaluated)
-        inner = self.algorithm.algorithm if is_wrapped else self.algorithm
-        return type(inner).__name__.lower()
+        return type(self.trained).__name__.lower()
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the learning rate falls to 0 with the run's last tick."""
+        return bool(getattr(self.trained, "anneal_lr", False))
+
+    @property
+    def learning_rate(self) -> dict[str, Any]:
+        """The learning rate at the first tick, and after the last; nothing where it isn't known."""
+        rate = getattr(self.trained, "learning_rate", None)
+        if not isinstance(rate, float | int):
+            return {}
+        if self.anneals:
+            return {"initial": rate, "final": 0.0, "total_ticks": self.ticks}
+        return {"initial": rate, "final": rate}
 
     @property
     def name(self) -> str:
@@ -164,14 +198,31 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         if count < 1:
             raise SettingError(f"{name}={count} is too few", f"Set {name} to 1 or more.")
     ticks = said.get("ticks", preset.ticks if preset else 100)
-    if preset and getattr(algorithm, "total_ticks", None):
-        # The preset's schedule is meant to end with the run, however long that is.
-        algorithm = replace(algorithm, total_ticks=ticks)
+    algorithm = with_total_ticks(check_total_ticks(algorithm, ticks), ticks)
     if how.get("evaluate"):
         algorithm = Evaluated(algorithm, every=how["evaluate"])
     own = getattr(algorithm, "envs", None) if made is None else None
     usual = preset.envs if preset else own if isinstance(own, int) else 16
     return Job(algorithm, made, said.get("envs", usual), ticks)
+
+
+def check_total_ticks(algorithm: Any, ticks: int) -> Any:
+    """`algorithm`, unless it is set to another length than that of the run."""
+    said = getattr(algorithm, "total_ticks", None)
+    if said and said != ticks:
+        raise SettingError(
+            f"total_ticks={said} of {type(algorithm).__name__}, and the run has {ticks} ticks",
+            "Leave total_ticks out: it is the length of the run, which fills it in.",
+        )
+    return algorithm
+
+
+def with_total_ticks(algorithm: Any, ticks: int) -> Any:
+    """`algorithm` with the length of the run, if its schedules want to know it."""
+    if isinstance(algorithm, Evaluated):
+        return replace(algorithm, algorithm=with_total_ticks(algorithm.algorithm, ticks))
+    wants = is_dataclass(algorithm) and "total_ticks" in {f.name for f in fields(algorithm)}
+    return replace(algorithm, total_ticks=ticks) if wants else algorithm
 
 
 def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:

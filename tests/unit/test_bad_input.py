@@ -171,6 +171,25 @@ ON_GPU = policy(Fragment("all", (THE_REST,), on="gpu"))
             lambda: shoal.multi_learner(0),  # here: zero
             ["`learner` has 0 replicas", line("zero"), "at least one"],
         ),
+        (SettingError, lambda: shoal.impala(take=0), ["take=0", "take to 1 or more"]),
+        (SettingError, lambda: shoal.impala(take=-1), ["take=-1", "take to 1 or more"]),
+        (SettingError, lambda: shoal.impala(ring=0), ["ring=0", "ring to 1 or more"]),
+        (SettingError, lambda: shoal.impala(actors=(0, 3)), ["actors=(0, 3)", "1 or more"]),
+        (SettingError, lambda: shoal.impala(max_lag=-1), ["max_lag=-1", "0 or more"]),
+        (SettingError, lambda: shoal.single_learner_fine(ring=0), ["0 groups in its ring"]),
+        (SettingError, lambda: shoal.decoupled(ring=0), ["0 groups in its ring"]),
+        (SettingError, lambda: shoal.ape_x(lag=1, max_lag=1), ["lag=1 and max_lag=1", "Say one"]),
+        (SettingError, lambda: Fragment("a", (), 2.5), ["2.5 replicas", "whole number"]),
+        (
+            CutError,
+            lambda: planned(plain, shoal.impala(2, max_lag=0)),
+            ["at most 0 ticks of lag", "only 1 of 2 replicas", "max_lag=1"],
+        ),
+        (
+            PlaceError,
+            lambda: shoal.plan(traced(plain), shoal.fused(64)),  # here: devices
+            ["fused is to use 64 devices", "this machine has", line("devices")],
+        ),
         (SettingError, lambda: Fragment("a", (), on="tpu"), ["`tpu`", "`gpu else cpu`"]),
         (SettingError, lambda: policy(Fragment("a", ()), Fragment("a", ())), ["one name"]),
         (

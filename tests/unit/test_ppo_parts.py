@@ -137,7 +137,7 @@ def test_every_step_is_learnt_from_once_an_epoch():
 
 
 def test_the_learning_rate_falls_to_nothing():
-    algorithm = replace(SMALL, total_ticks=1)
+    algorithm = replace(SMALL, anneal_lr=True, total_ticks=1)
     first, _ = algorithm.tick(ENVS[0], algorithm.init(KEY, ENVS[0], envs=2))
     second, _ = algorithm.tick(ENVS[0], first)
     jax.tree.map(np.testing.assert_array_equal, first.learner.params, second.learner.params)
@@ -180,4 +180,4 @@ def test_every_preset_is_of_its_algorithm():
     for name, presets in PRESETS.items():
         for preset in presets.values():
             assert isinstance(preset.algorithm, ALGORITHMS[name])
-            assert getattr(preset.algorithm, "total_ticks", preset.ticks) == preset.ticks
+            assert not getattr(preset.algorithm, "total_ticks", 0)  # the run fills it in

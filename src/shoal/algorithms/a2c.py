@@ -19,7 +19,7 @@ from shoal.rl.actor_critic import ActorCritic, init_actor_critic
 from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
-from shoal.rl.optimise import clipped_rmsprop
+from shoal.rl.optimise import clipped_rmsprop, current, learning_rate
 from shoal.rl.policy import policy
 from shoal.rl.returns import gae
 from shoal.rl.rollout import Rollout, ends, roll_out
@@ -56,7 +56,8 @@ class A2C:
 
     steps: int = 16
     learning_rate: float = 7e-4
-    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
+    total_ticks: int = 0  # of the run, which fills it in
     discount: float = 0.99
     gae_lambda: float = 1.0
     entropy_weight: float = 0.01
@@ -108,10 +109,11 @@ class A2C:
         """The learner after one update, and the parts of the loss."""
         params, opt_state, moments = learner
         grads, parts = self.grad(params, moments, rollout)
+        rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.normalise_observations:
             moments = see_all(moments, rollout.obs)
-        return Learner(params, opt_state, moments), mean(parts)
+        return Learner(params, opt_state, moments), mean(parts) | {"learning_rate": rate}
 
     @stage(on_policy="Use lag=0, or IMPALA, which is A2C with a correction for lag (V-trace).")
     def grad(
@@ -153,6 +155,11 @@ class A2C:
         return as_features(moments, obs)
 
     @property
+    def rate(self) -> optax.ScalarOrSchedule:
+        """The learning rate of each update."""
+        return learning_rate(self)
+
+    @property
     def optimiser(self) -> optax.GradientTransformation:
-        """RMSProp; where the end is known, ever slower towards it."""
-        return clipped_rmsprop(self.learning_rate, self.max_grad_norm, self.total_ticks)
+        """RMSProp on clipped gradients."""
+        return clipped_rmsprop(self.rate, self.max_grad_norm)

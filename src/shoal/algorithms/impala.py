@@ -21,7 +21,7 @@ from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
-from shoal.rl.optimise import clipped_adam
+from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.policy import policy
 from shoal.rl.returns import past_return, traces, vtrace
 from shoal.rl.rollout import Rollout, ends, roll_out
@@ -60,7 +60,8 @@ class IMPALA:
 
     steps: int = 20
     learning_rate: float = 6e-4
-    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
+    total_ticks: int = 0  # of the run, which fills it in
     discount: float = 0.99
     rho_clip: float = 1.0  # ρ̄: how far a step's own surprise is believed
     trace_clip: float = 1.0  # c̄: how far all that follows it is
@@ -124,10 +125,12 @@ class IMPALA:
             return_moments = see(return_moments, rollout.past)
             rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         grads, parts = self.grad(params, moments, rollout)
+        rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.normalise_observations:
             moments = see_all(moments, rollout.obs)
-        return Learner(params, opt_state, moments, return_moments), mean(parts)
+        parts = mean(parts) | {"learning_rate": rate}
+        return Learner(params, opt_state, moments, return_moments), parts
 
     @stage
     def grad(
@@ -169,6 +172,11 @@ class IMPALA:
         return as_features(moments, obs)
 
     @property
+    def rate(self) -> optax.ScalarOrSchedule:
+        """The learning rate of each update."""
+        return learning_rate(self)
+
+    @property
     def optimiser(self) -> optax.GradientTransformation:
-        """Adam; where the end is known, ever slower towards it."""
-        return clipped_adam(self.learning_rate, self.max_grad_norm, self.total_ticks)
+        """Adam on clipped gradients."""
+        return clipped_adam(self.rate, self.max_grad_norm)

@@ -27,7 +27,7 @@ from shoal.rl import losses, teams
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
 from shoal.rl.normalise import spread, standardise
-from shoal.rl.optimise import clipped_adam
+from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.returns import gae
 from shoal.rl.rollout import Rollout, as_samples, begins, check_pieces, cut, ends, in_epochs
 from shoal.rl.routing import Table, route
@@ -88,7 +88,8 @@ class MAPPO:
     epochs: int = 4
     minibatches: int = 4  # an epoch; each has some of the steps of all environments
     learning_rate: float = 5e-4
-    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
+    total_ticks: int = 0  # of the run, which fills it in
     discount: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -146,9 +147,10 @@ class MAPPO:
             name: Rollout(*(x[name] for x in made), after=(), memory=state.memory[name])
             for name in learner.params
         }
+        rate = {"learning_rate": current(self.rate, learner.opt_state)}
         learner, parts = self.learn(learner, rollouts)
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
-        return State(learner, *rows), teams.by_name(parts) | totals
+        return State(learner, *rows), teams.by_name(parts) | totals | rate
 
     @stage(per="env")
     def act(self, key: jax.Array, shown: Any, memory: Any, *, params: Any) -> tuple:
@@ -234,7 +236,11 @@ class MAPPO:
         return (self.sequence or self.steps // self.minibatches) if self.memory != "none" else 0
 
     @property
+    def rate(self) -> optax.ScalarOrSchedule:
+        """The learning rate of each update."""
+        return learning_rate(self, self.epochs * self.minibatches)
+
+    @property
     def optimiser(self) -> optax.GradientTransformation:
-        """Adam; where the end is known, ever slower towards it."""
-        ticks, each = self.total_ticks, self.epochs * self.minibatches
-        return clipped_adam(self.learning_rate, self.max_grad_norm, ticks and ticks * each)
+        """Adam on clipped gradients."""
+        return clipped_adam(self.rate, self.max_grad_norm)

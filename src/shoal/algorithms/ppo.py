@@ -20,7 +20,7 @@ from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
-from shoal.rl.optimise import clipped_adam
+from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.policy import policy
 from shoal.rl.returns import gae, past_return
 from shoal.rl.rollout import (
@@ -85,7 +85,8 @@ class PPO:
     epochs: int = 4
     minibatches: int = 4  # an epoch; each has some of the steps of all environments
     learning_rate: float = 2.5e-4
-    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
+    total_ticks: int = 0  # of the run, which fills it in
     discount: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -172,7 +173,8 @@ class PPO:
 
         pieces = self.minibatches, self.steps // (self.length or 1) // self.minibatches
         nets, key, parts = in_epochs(update, learner[:2], learner.key, self.epochs, pieces)
-        return Learner(*nets, key, obs_moments, return_moments), mean(parts)
+        metrics = mean(parts) | {"learning_rate": current(self.rate, learner.opt_state)}
+        return Learner(*nets, key, obs_moments, return_moments), metrics
 
     def judge(self, learner: Learner, rollout: Rollout) -> Batch:
         """How much better each action was than expected."""
@@ -219,7 +221,11 @@ class PPO:
         return as_features(moments, obs)
 
     @property
+    def rate(self) -> optax.ScalarOrSchedule:
+        """The learning rate of each update."""
+        return learning_rate(self, self.epochs * self.minibatches)
+
+    @property
     def optimiser(self) -> optax.GradientTransformation:
-        """Adam; where the end is known, ever slower towards it."""
-        ticks, each = self.total_ticks, self.epochs * self.minibatches
-        return clipped_adam(self.learning_rate, self.max_grad_norm, ticks and ticks * each)
+        """Adam on clipped gradients."""
+        return clipped_adam(self.rate, self.max_grad_norm)

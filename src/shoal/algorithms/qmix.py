@@ -29,7 +29,7 @@ from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.losses import squared_error
 from shoal.rl.memory import forget, start
 from shoal.rl.mixing import Networks
-from shoal.rl.optimise import clipped_adam
+from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.returns import discounted_return
 from shoal.rl.routing import Table, route
 from shoal.rl.teams import look
@@ -85,7 +85,8 @@ class QMIX:
     min_size: int = 4
     capacity: int = 512  # sequences an environment
     learning_rate: float = 1e-3
-    total_ticks: int | None = None  # over which the learning rate falls to 0; None: it does not
+    anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
+    total_ticks: int = 0  # of the run, which fills it in
     max_grad_norm: float = 10.0
     discount: float = 0.99
     td_lambda: float = 0.0  # 0: one step, 1: to the sequence's end
@@ -194,7 +195,8 @@ class QMIX:
 
         begun = learner[:3], learner.updates
         (nets, count), parts, _ = learning.update_often(update, begun, batch, ready)
-        return Learner(*nets, learner.ticks + 1, count), mean(parts)
+        metrics = mean(parts) | {"learning_rate": current(self.rate, learner.opt_state)}
+        return Learner(*nets, learner.ticks + 1, count), metrics
 
     @stage
     def grad(self, params: Networks, target: Networks, batch: Sequence) -> tuple[Networks, Metrics]:
@@ -232,7 +234,11 @@ class QMIX:
         return replay.updates_a_tick(1, self.samples_per_insert, self.windows)
 
     @property
+    def rate(self) -> optax.ScalarOrSchedule:
+        """The learning rate of each update."""
+        return learning_rate(self, self.updates)
+
+    @property
     def optimiser(self) -> optax.GradientTransformation:
-        """Adam; where the end is known, ever slower towards it."""
-        ticks, each = self.total_ticks, self.updates
-        return clipped_adam(self.learning_rate, self.max_grad_norm, ticks and ticks * each)
+        """Adam on clipped gradients."""
+        return clipped_adam(self.rate, self.max_grad_norm)

@@ -190,7 +190,7 @@ def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:
         return algorithm, env
     if algorithm not in ALGORITHMS:
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
-    preset = find_preset(algorithm, options.env)
+    preset = find_preset(algorithm, env)
     if preset and options.envs is None:
         options.envs = preset.envs
     if preset and getattr(options, "ticks", 0) is None:

@@ -27,7 +27,8 @@ REPLAY = "replay*"  # stages that keep and draw old rollouts go with the learner
 
 def fused(devices: int = 1) -> DistributionPolicy:
     """Everything in one XLA program, sharded over devices (Anakin, PureJaxRL, MSRL's GPUOnly)."""
-    return DistributionPolicy("fused", (Fragment("all", (THE_REST,), devices, "gpu else cpu"),))
+    whole = Fragment("all", (THE_REST,), devices, "gpu else cpu")
+    return DistributionPolicy("fused", (whole,), devices=devices)
 
 
 def single_learner_coarse(actors: Replicas = 2, lag: int = 0) -> DistributionPolicy:
@@ -42,13 +43,13 @@ def single_learner_coarse(actors: Replicas = 2, lag: int = 0) -> DistributionPol
     )
 
 
-def single_learner_fine(envs: int = 2, ring: int = 0) -> DistributionPolicy:
+def single_learner_fine(envs: int = 2, ring: int | None = None) -> DistributionPolicy:
     """Environments alone on CPUs; inference and learning together (SingleLearnerFine, SEED RL).
 
     With a ring, inference serves groups of environments as they come, beside the learner; each
     replica keeps `ring` groups in flight.
     """
-    if ring:
+    if ring is not None:
         return _served("single_learner_fine", (envs, 1, 1), ring, Lockstep(), "learner")
     return DistributionPolicy(
         "single_learner_fine",
@@ -71,7 +72,11 @@ def environments(workers: int = 2) -> DistributionPolicy:
 
 
 def impala(
-    actors: Replicas = 2, take: int = 0, max_lag: int = 0, inference: int = 0, ring: int = 1
+    actors: Replicas = 2,
+    take: int | None = None,
+    max_lag: int | None = None,
+    inference: int = 0,
+    ring: int = 1,
 ) -> DistributionPolicy:
     """Actors at their own pace; a learner that takes the first rollouts to come (IMPALA).
 
@@ -80,14 +85,15 @@ def impala(
     `actors=(2, 16)` actors come and go while it learns. With `inference` replicas actors only step
     environments, and are served their actions (SRL, SEED RL): each keeps `ring` groups in flight.
     """
+    check_counts(actors=actors, take=take, ring=ring)
     if ring > 1 and not inference:
         raise SettingError(
             f"a ring of {ring} groups, and no inference that serves one while another is stepped",
             "Say inference=1 or more, or leave the ring out.",
         )
     least, most = (actors, actors) if isinstance(actors, int) else actors
-    take = take or max(1, least * ring // 2)
-    max_lag = max_lag or 2 * -(-most * ring // take) - 1
+    take = max(1, least * ring // 2) if take is None else take
+    max_lag = 2 * -(-most * ring // take) - 1 if max_lag is None else max_lag
     if inference:
         served = _served("impala", (actors, inference, 1), ring, Latest(max_lag))
         queues = tuple(Wire(f, "learner", Queue(2, take)) for f in ("env", "inference"))
@@ -112,7 +118,7 @@ def multi_learner(learners: int = 2) -> DistributionPolicy:
     )
 
 
-def central(workers: Replicas = 2, max_lag: int = 0) -> DistributionPolicy:
+def central(workers: Replicas = 2, max_lag: int | None = None) -> DistributionPolicy:
     """Workers compute gradients, a server applies them (MSRL's Central, parameter server, A3C).
 
     With a `max_lag` no worker waits for another: the server applies each one's gradients as they
@@ -126,19 +132,19 @@ def central(workers: Replicas = 2, max_lag: int = 0) -> DistributionPolicy:
             Fragment("worker", (PER_ENV, "*/grad", THE_REST), workers, "cpu"),
             Fragment("server", ("*/apply",), 1, "gpu else cpu"),
         ),
-        newest if max_lag else (),
+        () if max_lag is None else newest,
     )
 
 
 def decoupled(
-    envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0, ring: int = 0
+    envs: int = 2, inference: int = 1, learners: int = 1, lag: int = 0, ring: int | None = None
 ) -> DistributionPolicy:
     """Environments, inference and learning each in a pool of their own (SRL's policy workers).
 
     With a ring, inference serves groups of environments as they come; each environment replica
     keeps `ring` groups in flight. Parameters are then at most `lag` ticks old.
     """
-    if ring:
+    if ring is not None:
         return _served("decoupled", (envs, inference, learners), ring, Latest(lag))
     return DistributionPolicy(
         "decoupled",
@@ -180,17 +186,22 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
             Fragment("learner", (PER_BATCH, REPLAY), learner_devices, "gpu else cpu"),
         ),
         (Wire("learner", "actor", Lockstep(lag)),),
+        max(actor_devices, learner_devices),  # actors and learners may share theirs
     )
 
 
-def ape_x(actors: int = 2, lag: int = 0, max_lag: int = 0) -> DistributionPolicy:
+def ape_x(actors: int = 2, lag: int = 0, max_lag: int | None = None) -> DistributionPolicy:
     """Actors, a replay between them and the learner, and a learner (Ape-X, R2D2).
 
     With a lag, actors and replay go on with what the learner told so many ticks ago: replay draws
     ahead while it learns. With `max_lag`, actors take the newest parameters, at most so old, and
     their rollouts wait in a queue.
     """
-    flows = (Latest(max_lag), Queue(2)) if max_lag else (Lockstep(lag), Lockstep())
+    if lag and max_lag is not None:
+        raise SettingError(
+            f"lag={lag} and max_lag={max_lag} of ape_x", "Say one: a fixed lag, or the largest."
+        )
+    flows = (Lockstep(lag), Lockstep()) if max_lag is None else (Latest(max_lag), Queue(2))
     return DistributionPolicy(
         "ape_x",
         (
@@ -204,6 +215,14 @@ def ape_x(actors: int = 2, lag: int = 0, max_lag: int = 0) -> DistributionPolicy
             Wire("learner", "replay", Lockstep(lag)),
         ),
     )
+
+
+def check_counts(**counts: Replicas | None) -> None:
+    """Refuse counts below one; None is a count that isn't said."""
+    for name, count in counts.items():
+        least = count if isinstance(count, int) else min(count or (1,))
+        if least < 1:
+            raise SettingError(f"{name}={count}", f"Set {name} to 1 or more.")
 
 
 def looked_on(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:

@@ -34,6 +34,13 @@ class Fragment:
     beside: str = ""
 
     def __post_init__(self) -> None:
+        counts = self.replicas if isinstance(self.replicas, tuple) else (self.replicas,)
+        if len(counts) not in (1, 2) or any(type(n) is not int for n in (*counts, self.ring)):
+            raise SettingError(
+                f"fragment `{self.name}` has {self.replicas!r} replicas and a ring of "
+                f"{self.ring!r}",
+                "Say a whole number, or (2, 16) for from 2 to 16 replicas.",
+            )
         if self.least > self.most:
             raise SettingError(
                 f"fragment `{self.name}` has {self.least} to {self.most} replicas",
@@ -205,11 +212,15 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class DistributionPolicy:
-    """How a graph is cut, replicated and placed; `wires` not named are in lockstep, lag 0."""
+    """How a graph is cut, replicated and placed; `wires` not named are in lockstep, lag 0.
+
+    `devices` is how many devices a machine must have for it, where it is meant for so many.
+    """
 
     name: str
     fragments: tuple[Fragment, ...]
     wires: tuple[Wire, ...] = ()
+    devices: int = 1
 
     def __post_init__(self) -> None:
         names = [fragment.name for fragment in self.fragments]

@@ -1,29 +1,61 @@
-"""Optimisers: what gradients do to parameters."""
+"""Optimisers: what gradients do to parameters, and how the learning rate changes over a run."""
 
-from typing import Any
+from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import optax
+
+from shoal.errors import SettingError
+
+
+class Annealing(Protocol):
+    """The settings of an algorithm whose learning rate may fall over a run."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def anneal_lr(self) -> bool: ...
+    @property
+    def total_ticks(self) -> int: ...
+
+
+def learning_rate(settings: Annealing, updates: int = 1) -> optax.ScalarOrSchedule:
+    """The learning rate of each update: constant, or falling linearly to 0 with the run's last one.
+
+    `updates` is how many there are in a tick.
+    """
+    if not settings.anneal_lr:
+        return settings.learning_rate
+    if settings.total_ticks < 1:
+        raise SettingError(
+            f"{type(settings).__name__} anneals its learning rate over a run of unknown length",
+            "shoal.train fills in total_ticks; anywhere else, set it to the number of ticks.",
+        )
+    return optax.linear_schedule(settings.learning_rate, 0.0, settings.total_ticks * updates)
+
+
+def current(rate: optax.ScalarOrSchedule, opt_state: optax.OptState) -> jax.Array:
+    """The learning rate of the next update of an optimiser in this state."""
+    if not callable(rate):
+        return jnp.float32(rate)
+    _, count = optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0]
+    return jnp.float32(rate(count))
 
 
 def clipped_adam(
-    learning_rate: float, max_grad_norm: float, updates: int | None = None
+    rate: optax.ScalarOrSchedule, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """Adam on clipped gradients; if the number of `updates` is known, ever slower to the last."""
-    return _clipped(optax.adam(falling(learning_rate, updates), eps=1e-5), max_grad_norm)
+    """Adam on clipped gradients."""
+    return _clipped(optax.adam(rate, eps=1e-5), max_grad_norm)
 
 
 def clipped_rmsprop(
-    learning_rate: float, max_grad_norm: float, updates: int | None = None
+    rate: optax.ScalarOrSchedule, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """RMSProp on clipped gradients, as Mnih et al. (2016) have it; slower towards the last."""
-    rate = falling(learning_rate, updates)
+    """RMSProp on clipped gradients, as Mnih et al. (2016) have it."""
     return _clipped(optax.rmsprop(rate, decay=0.99, eps=1e-5), max_grad_norm)
 
 
-def falling(learning_rate: float, updates: int | None) -> Any:
-    """A rate that falls to 0 over so many updates; without them it does not."""
-    return learning_rate if updates is None else optax.linear_schedule(learning_rate, 0.0, updates)
-
-
-def _clipped(rule: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
+def _clipped(rule: Any, norm: float) -> optax.GradientTransformation:
     return optax.flatten(optax.chain(optax.clip_by_global_norm(norm), rule))

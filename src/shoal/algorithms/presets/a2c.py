@@ -8,7 +8,7 @@ from shoal.algorithms.presets.preset import Preset
 
 def _a2c(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     """Ticks of 16 steps, the learning rate falling all the while."""
-    algorithm = A2C(**{"gae_lambda": 0.95, "total_ticks": ticks} | settings)
+    algorithm = A2C(**{"gae_lambda": 0.95, "anneal_lr": True} | settings)
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 

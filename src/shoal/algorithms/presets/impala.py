@@ -8,7 +8,7 @@ from shoal.algorithms.presets.preset import Preset
 
 def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     """Ticks of 16 steps, the learning rate falling all the while."""
-    algorithm = IMPALA(**{"steps": 16, "learning_rate": 1e-3, "total_ticks": ticks} | settings)
+    algorithm = IMPALA(**{"steps": 16, "learning_rate": 1e-3, "anneal_lr": True} | settings)
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 

@@ -9,7 +9,7 @@ from shoal.algorithms.presets.preset import Preset
 def _ppo(target: float, **settings: Any) -> Preset:
     """Sixteen environments for 150 ticks of 128 steps, the learning rate falling all the while."""
     ticks = 150
-    fast = {"minibatches": 8, "learning_rate": 1e-3, "total_ticks": ticks}
+    fast = {"minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True}
     return Preset(PPO(**fast | settings), envs=16, ticks=ticks, target=target)
 
 
@@ -24,13 +24,13 @@ _CONTINUOUS = {
 def _pong(family: str) -> Preset:
     """Schulman et al. (2017) as CleanRL has it, for four million steps of four frames."""
     ticks = 4000
-    algorithm = PPO(clip=0.1, value_clip=0.1, total_ticks=ticks)
+    algorithm = PPO(clip=0.1, value_clip=0.1, anneal_lr=True)
     return Preset(algorithm, envs=8, ticks=ticks, target=18, family=family)
 
 
 def _minatar(ticks: int, learning_rate: float, target: float) -> Preset:
     """Sixty-four environments, 8,192 steps a tick."""
-    algorithm = PPO(minibatches=8, learning_rate=learning_rate, total_ticks=ticks)
+    algorithm = PPO(minibatches=8, learning_rate=learning_rate, anneal_lr=True)
     return Preset(algorithm, envs=64, ticks=ticks, target=target)
 
 
@@ -45,7 +45,7 @@ PPO_PRESETS = {
     ),
     # What is seen first decides what is right last: without memory it is worth 0.
     "MemoryChain-bsuite": Preset(
-        PPO(memory="gru", steps=32, minibatches=2, learning_rate=2e-3, total_ticks=100),
+        PPO(memory="gru", steps=32, minibatches=2, learning_rate=2e-3, anneal_lr=True),
         envs=16,
         ticks=100,
         target=0.95,
@@ -59,7 +59,7 @@ PPO_PRESETS = {
             steps=512,
             minibatches=64,
             learning_rate=5e-4,
-            total_ticks=122,
+            anneal_lr=True,
             discount=0.999,
             gae_lambda=0.98,
             normalise_rewards=True,
@@ -70,7 +70,7 @@ PPO_PRESETS = {
         family="gymnasium",
     ),
     "HalfCheetah-v5": Preset(
-        PPO(steps=256, minibatches=32, learning_rate=3e-4, total_ticks=488, **_CONTINUOUS),
+        PPO(steps=256, minibatches=32, learning_rate=3e-4, anneal_lr=True, **_CONTINUOUS),
         envs=8,
         ticks=488,
         target=1500,
@@ -84,7 +84,7 @@ PPO_PRESETS = {
             epochs=8,
             minibatches=10,
             learning_rate=3e-4,
-            total_ticks=1000,
+            anneal_lr=True,
             discount=0.95,
             entropy_weight=0.001,
             normalise_observations=True,

@@ -18,7 +18,7 @@ SPREAD = "MPE_simple_spread_v3"
 def _on_policy(kind: Any) -> Preset:
     """A million steps and some."""
     ticks = 300
-    algorithm = kind(learning_rate=1e-3, total_ticks=ticks, discount=0.95)
+    algorithm = kind(learning_rate=1e-3, anneal_lr=True, discount=0.95)
     return Preset(algorithm, envs=32, ticks=ticks, target=-19, family="jaxmarl")
 
 
@@ -30,7 +30,7 @@ def _by_value(kind: Any, learning_rate: float) -> Preset:
         samples_per_insert=4.0,
         min_size=8,
         learning_rate=learning_rate,
-        total_ticks=ticks,
+        anneal_lr=True,
         discount=0.9,
         td_lambda=0.6,
         target_every=100,
