@@ -23,6 +23,7 @@ from shoal.rl.normalise import Moments, init_moments, rescale, see
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.policy import policy
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import past_return, traces, vtrace
 from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
@@ -76,6 +77,9 @@ class IMPALA:
     compute: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""

@@ -28,6 +28,7 @@ from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
 from shoal.rl.normalise import spread, standardise
 from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollout import Rollout, as_samples, begins, check_pieces, cut, ends, in_epochs
 from shoal.rl.routing import Table, route
@@ -103,6 +104,7 @@ class MAPPO:
     sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
         check_pieces(type(self).__name__, self.steps, self.minibatches, self.length)

@@ -22,6 +22,7 @@ from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, stan
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.policy import policy
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae, past_return
 from shoal.rl.rollout import (
     Rollout,
@@ -106,6 +107,7 @@ class PPO:
     decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_pieces("PPO", self.steps, self.minibatches, self.length)
 
     @property

@@ -30,6 +30,7 @@ from shoal.rl.losses import squared_error
 from shoal.rl.memory import forget, start
 from shoal.rl.mixing import Networks
 from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import discounted_return
 from shoal.rl.routing import Table, route
 from shoal.rl.teams import look
@@ -101,6 +102,7 @@ class QMIX:
     mixer_hidden: int = 64
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.mixer not in MIXERS:
             raise UnknownNameError("mixer", self.mixer, MIXERS)
         replay.updates_a_tick(1, self.samples_per_insert, self.windows)

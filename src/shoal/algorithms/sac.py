@@ -15,6 +15,7 @@ from shoal.rl.critics import Critics, init_critics, worth
 from shoal.rl.learning import for_updates, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
+from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import check_bounded, in_box, squashed
 from shoal.tracing.stage import mean, stage
@@ -93,6 +94,7 @@ class SAC:
     hidden: tuple[int, ...] = (256, 256)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
         replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
 

@@ -16,6 +16,7 @@ from shoal.rl.critics import Critics, init_critics, worth
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
+from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import certain, check_bounded, in_box, noisy
 from shoal.tracing.stage import mean, stage
@@ -85,6 +86,7 @@ class TD3:
     hidden: tuple[int, ...] = (256, 256)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
         replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
 
