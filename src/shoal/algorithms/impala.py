@@ -22,7 +22,6 @@ from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam, current, learning_rate
-from shoal.rl.policy import policy
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import past_return, traces, vtrace
 from shoal.rl.rollout import Rollout, ends, roll_out
@@ -154,7 +153,7 @@ class IMPALA:
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
-        now = policy(params.actor, seen.seen)
+        now = actor_critic.chances_of(params, seen)
         log_prob_t = now.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
         clips = (self.rho_clip, self.trace_clip)
@@ -170,7 +169,7 @@ class IMPALA:
         }
         return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
-    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+    def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
         obs = normalise_all(moments, obs) if self.normalise_observations else obs
         return as_features(moments, obs)

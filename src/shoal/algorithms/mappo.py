@@ -99,6 +99,7 @@ class MAPPO:
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
     hidden: tuple[int, ...] = (64, 64)
+    torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
     sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
@@ -113,7 +114,7 @@ class MAPPO:
         """The state before the first tick with `envs` environments."""
         net_key, learner_key, act_key, env_key = jax.random.split(key, 4)
         routes = route(env, self.policies)
-        own, world = teams.widths(routes)
+        own, world = teams.widths(teams.check_team(self, routes))
         params, memory = {}, {}
         for i, p in enumerate(routes.policies):
             keys = jax.random.split(jax.random.fold_in(net_key, i))
