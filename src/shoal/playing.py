@@ -13,7 +13,8 @@ import numpy as np
 
 from shoal.algorithms.evaluated import Evaluated
 from shoal.checkpoints import Saved, read, read_best, read_newest, restored
-from shoal.envs.spaces import Groups, leaves
+from shoal.envs.environment import clip
+from shoal.envs.spaces import Box, Discrete, Groups, MultiDiscrete, leaves
 from shoal.errors import CheckpointError, SettingError
 from shoal.resuming import Again, made_job, read_run
 from shoal.tracing.trace import Origin
@@ -99,7 +100,11 @@ class Agent:
     def _play(self) -> Any:
         def one(state: Any, obs: Any, memory: Any, key: Any) -> tuple[Any, Any]:
             more = {} if key is None else {"key": key}
-            return self.algorithm.play(self.env, state, obs, memory, **more)
+            action, memory = self.algorithm.play(self.env, state, obs, memory, **more)
+            space = getattr(self.env, "action_space", None)
+            # As environments do in training: what is drawn from a normal may leave its box.
+            known = isinstance(space, Groups | Discrete | MultiDiscrete | Box)
+            return clip(space, action) if known else action, memory
 
         return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 

@@ -127,7 +127,7 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
 
 def test_every_step_is_learnt_from_once_an_epoch():
     """With a rate of 0 nothing changes, so the mean loss of an epoch is that of the rollout."""
-    algorithm = replace(SMALL, learning_rate=0.0, normalise_advantages=False)
+    algorithm = replace(SMALL, learning_rate=1e-30, normalise_advantages=False)
     whole = replace(algorithm, minibatches=1, epochs=1)
     state = algorithm.init(KEY, ENVS[0], envs=2)
     _, parts = algorithm.tick(ENVS[0], state)

@@ -40,7 +40,7 @@ def test_any_action_is_taken_as_often_as_said(epsilon):
 
 SMALL = R2D2(
     steps=4, windows=1, samples_per_insert=4.0, burn_in=4, sequence=8, min_size=12, capacity=24,
-    hidden=(8,), memory_width=8, learning_rate=0.0, epsilon=(1.0, 1.0),
+    hidden=(8,), memory_width=8, learning_rate=1e-30, epsilon=(1.0, 1.0),
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_rmsprop, current, learning_rate
-from shoal.rl.policy import policy
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
@@ -69,6 +69,9 @@ class A2C:
     compute: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -135,7 +138,7 @@ class A2C:
         seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
         advantage_t = lax.stop_gradient(self.advantage(rollout, seen.value, seen.next_value))
         target_t = lax.stop_gradient(seen.value) + advantage_t
-        now = policy(params.actor, seen.seen)
+        now = actor_critic.chances_of(params, seen)
         log_prob = now.log_prob(rollout.action)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob, advantage_t),
@@ -149,7 +152,7 @@ class A2C:
         discount_t = self.discount * ~rollout.terminated
         return gae(rollout.reward, discount_t, value, next_value, self.gae_lambda * ~ends(rollout))
 
-    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+    def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
         obs = normalise_all(moments, obs) if self.normalise_observations else obs
         return as_features(moments, obs)

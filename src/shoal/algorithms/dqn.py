@@ -21,6 +21,7 @@ from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
 from shoal.rl.q_values import Form, best_or_any, chosen, make_form, mean_return, td_loss
+from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import (
     Drawn,
     Seen,
@@ -89,6 +90,7 @@ class DQN:
     keep_as: str = ""  # the dtype in which replay keeps observations, if not their own
 
     def __post_init__(self) -> None:
+        check_settings(self)
         make_form(self.values, self.atoms, self.value_range)
         replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
         replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -18,10 +19,11 @@ from shoal.rl import actor_critic, losses
 from shoal.rl.actor_critic import ActorCritic, init_actor_critic
 from shoal.rl.memory import start
 from shoal.rl.nets import computed_in
+from shoal.rl.normalise import Moments, init_moments, rescale, see
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam, current, learning_rate
-from shoal.rl.policy import policy
-from shoal.rl.returns import traces, vtrace
+from shoal.rl.ranges import check_settings
+from shoal.rl.returns import past_return, traces, vtrace
 from shoal.rl.rollout import Rollout, ends, roll_out
 from shoal.tracing.stage import mean, stage
 
@@ -35,6 +37,7 @@ class Learner(NamedTuple):
     params: ActorCritic
     opt_state: optax.OptState
     obs_moments: ObsMoments
+    return_moments: Moments
 
 
 class State(NamedTuple):
@@ -45,6 +48,7 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: Any
+    kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,15 @@ class IMPALA:
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
     normalise_observations: bool = False
+    normalise_rewards: bool = False
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
     compute: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -80,10 +88,11 @@ class IMPALA:
         params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
         params = computed_in(params, self.compute)
         moments = init_obs_moments(spaces[0], self.torso)
-        learner = Learner(params, self.optimiser.init(params), moments)
+        learner = Learner(params, self.optimiser.init(params), moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        return State(learner, key_rows(act_key, envs), env_states, obs, start(params.memory, rows))
+        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.normalise_rewards else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
@@ -91,8 +100,12 @@ class IMPALA:
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
         rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        kept = state.kept
+        if self.normalise_rewards:
+            kept, past = past_return(rollout.reward, self.discount * ~ends(rollout), kept)
+            rollout = rollout._replace(past=past)
         learner, loss_parts = self.learn(learner, rollout)
-        return State(learner, *rows), loss_parts | totals
+        return State(learner, *rows, kept), loss_parts | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
@@ -110,13 +123,17 @@ class IMPALA:
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""
-        params, opt_state, moments = learner
+        params, opt_state, moments, return_moments = learner
+        if self.normalise_rewards:
+            return_moments = see(return_moments, rollout.past)
+            rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         grads, parts = self.grad(params, moments, rollout)
         rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.normalise_observations:
             moments = see_all(moments, rollout.obs)
-        return Learner(params, opt_state, moments), mean(parts) | {"learning_rate": rate}
+        parts = mean(parts) | {"learning_rate": rate}
+        return Learner(params, opt_state, moments, return_moments), parts
 
     @stage
     def grad(
@@ -136,7 +153,7 @@ class IMPALA:
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
-        now = policy(params.actor, seen.seen)
+        now = actor_critic.chances_of(params, seen)
         log_prob_t = now.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
         clips = (self.rho_clip, self.trace_clip)
@@ -152,7 +169,7 @@ class IMPALA:
         }
         return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
-    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+    def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
         obs = normalise_all(moments, obs) if self.normalise_observations else obs
         return as_features(moments, obs)

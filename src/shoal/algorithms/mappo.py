@@ -28,6 +28,7 @@ from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
 from shoal.rl.normalise import spread, standardise
 from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollout import Rollout, as_samples, begins, check_pieces, cut, ends, in_epochs
 from shoal.rl.routing import Table, route
@@ -98,11 +99,13 @@ class MAPPO:
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
     hidden: tuple[int, ...] = (64, 64)
+    torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
     sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
         check_pieces(type(self).__name__, self.steps, self.minibatches, self.length)
@@ -111,7 +114,7 @@ class MAPPO:
         """The state before the first tick with `envs` environments."""
         net_key, learner_key, act_key, env_key = jax.random.split(key, 4)
         routes = route(env, self.policies)
-        own, world = teams.widths(routes)
+        own, world = teams.widths(teams.check_team(self, routes))
         params, memory = {}, {}
         for i, p in enumerate(routes.policies):
             keys = jax.random.split(jax.random.fold_in(net_key, i))

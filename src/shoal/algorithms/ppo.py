@@ -21,7 +21,7 @@ from shoal.rl.nets import computed_in
 from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
 from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
 from shoal.rl.optimise import clipped_adam, current, learning_rate
-from shoal.rl.policy import policy
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae, past_return
 from shoal.rl.rollout import (
     Rollout,
@@ -63,7 +63,7 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """What the loss sees: [pieces, sequence, envs, ...], or [steps, envs, ...] with no memory."""
 
-    features: jax.Array
+    features: Any
     action: jax.Array
     log_prob: jax.Array  # of the policy that ratios are taken to
     value: jax.Array
@@ -106,6 +106,7 @@ class PPO:
     decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_pieces("PPO", self.steps, self.minibatches, self.length)
 
     @property
@@ -185,7 +186,7 @@ class PPO:
         advantage_t = gae(rollout.reward, discount_t, seen.value, seen.next_value, lambda_t)
         log_prob_t, weight_t = rollout.log_prob, ()
         if self.decoupled:
-            log_prob_t = policy(params.actor, seen.seen).log_prob(rollout.action)
+            log_prob_t = actor_critic.chances_of(params, seen).log_prob(rollout.action)
             weight_t = jnp.exp(log_prob_t - rollout.log_prob)
         fresh_t = begins(rollout) if params.memory else ()
         made = (log_prob_t, seen.value, seen.value + advantage_t, advantage_t, weight_t, fresh_t)
@@ -215,7 +216,7 @@ class PPO:
             parts["policy_loss"] *= batch.weight
         return losses.weighed(parts, self.value_weight, self.entropy_weight)
 
-    def features(self, obs: Any, moments: ObsMoments) -> jax.Array:
+    def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
         obs = normalise_all(moments, obs) if self.normalise_observations else obs
         return as_features(moments, obs)

@@ -30,9 +30,10 @@ from shoal.rl.losses import squared_error
 from shoal.rl.memory import forget, start
 from shoal.rl.mixing import Networks
 from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import discounted_return
 from shoal.rl.routing import Table, route
-from shoal.rl.teams import look
+from shoal.rl.teams import check_team, look
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -99,8 +100,10 @@ class QMIX:
     memory_width: int = 64
     mixer_width: int = 32
     mixer_hidden: int = 64
+    torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.mixer not in MIXERS:
             raise UnknownNameError("mixer", self.mixer, MIXERS)
         replay.updates_a_tick(1, self.samples_per_insert, self.windows)
@@ -109,7 +112,7 @@ class QMIX:
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
-        routes = route(env, self.policies)
+        routes = check_team(self, route(env, self.policies))
         mixer = (self.mixer_width, self.mixer_hidden) if self.mixer == "monotonic" else ()
         sizes = (self.memory, self.memory_width), mixer
         params: Any = mixing.init_networks(net_key, routes, *sizes)

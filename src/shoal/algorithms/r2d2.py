@@ -17,6 +17,7 @@ from shoal.rl.memory import forget, start
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
 from shoal.rl.q_values import best_or_any, mixed, pick, rescale, unscale
+from shoal.rl.ranges import check_settings
 from shoal.rl.returns import n_step_returns
 from shoal.rl.transitions import Drawn, Seen, Told, example, importance, nothing_told, tell
 from shoal.tracing.stage import mean, stage
@@ -82,6 +83,7 @@ class R2D2:
     torso: str = "auto"
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.burn_in % self.steps or self.sequence % self.steps or not self.sequence:
             raise SettingError(
                 f"{self.burn_in} steps to burn in and {self.sequence} to learn from are no whole "

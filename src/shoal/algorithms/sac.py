@@ -9,12 +9,14 @@ import optax
 from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
-from shoal.envs.spaces import Box
+from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
 from shoal.rl.critics import Critics, init_critics, worth
 from shoal.rl.learning import for_updates, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
+from shoal.rl.ranges import check_settings
+from shoal.rl.torso import check_flat
 from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import check_bounded, in_box, squashed
 from shoal.tracing.stage import mean, stage
@@ -91,8 +93,10 @@ class SAC:
     target_entropy: float | None = None  # None: minus the number of an action's entries
     reward_scale: float = 1.0
     hidden: tuple[int, ...] = (256, 256)
+    torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
 
     def __post_init__(self) -> None:
+        check_settings(self)
         replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
         replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
 
@@ -217,6 +221,8 @@ class SAC:
 
     def features(self, env: Env, obs: Any) -> jax.Array:
         """Observations as one vector."""
+        own = parts(env.observation_space)[0]
+        check_flat(type(self).__name__, own, self.torso)
         return features_of(env.observation_space, obs, "mlp")
 
     @property

@@ -10,12 +10,14 @@ import optax
 from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
-from shoal.envs.spaces import Box
+from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
 from shoal.rl.critics import Critics, init_critics, worth
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
+from shoal.rl.ranges import check_settings
+from shoal.rl.torso import check_flat
 from shoal.rl.transitions import Seen, Transition, example, read_transitions
 from shoal.rl.unit_actions import certain, check_bounded, in_box, noisy
 from shoal.tracing.stage import mean, stage
@@ -83,8 +85,10 @@ class TD3:
     exploration: float = 0.1  # the noise of the actions taken
     target_rate: float = 0.005
     hidden: tuple[int, ...] = (256, 256)
+    torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
 
     def __post_init__(self) -> None:
+        check_settings(self)
         replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
         replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
 
@@ -203,6 +207,8 @@ class TD3:
 
     def features(self, env: Env, obs: Any) -> jax.Array:
         """Observations as one vector."""
+        own = parts(env.observation_space)[0]
+        check_flat(type(self).__name__, own, self.torso)
         return features_of(env.observation_space, obs, "mlp")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, assert_never
@@ -68,10 +69,16 @@ class Groups:
 SEEN, MASK, WORLD = "seen", "mask", "world"
 
 
+def has_parts(names: Iterable[str]) -> bool:
+    """Whether an observation of these names is one of parts, and not just several things seen."""
+    names = set(names)
+    return SEEN in names and names <= {SEEN, MASK, WORLD}
+
+
 def parts(space: Observation) -> tuple[Observation, bool, Observation | None]:
     """What an agent sees itself, whether it is told what it may do, and the world if shown."""
     named = dict(space.spaces) if isinstance(space, Dict) else {}
-    if SEEN not in named:
+    if not has_parts(named):
         return space, False, None
     return named[SEEN], MASK in named, named.get(WORLD)
 

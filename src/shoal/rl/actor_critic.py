@@ -1,7 +1,7 @@
 """An actor and a critic: two networks that share nothing but what sees images, and what remembers.
 
 What is seen goes through a torso if it is an image, then through memory if there is one, then to
-both networks.
+both networks. Actions that an observation's mask forbids are never chosen.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shoal.envs.spaces import Action, Observation
+from shoal.envs.spaces import Action, Observation, parts
 from shoal.rl.blocks import map_in_blocks
-from shoal.rl.distributions import Distribution
+from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
 from shoal.rl.nets import Layers, init_mlp, mlp
+from shoal.rl.observations import own_and_mask
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.rollout import Rollout, ends
 from shoal.rl.torso import Torso, embed, init_torso
@@ -39,7 +40,7 @@ class ActorCritic(NamedTuple):
 class Expected(NamedTuple):
     """What the networks made of a rollout: [steps, envs, ...]."""
 
-    features: jax.Array
+    features: Any  # with a mask beside them where there is one
     memory: Any  # before each step
     seen: jax.Array  # what the actor and the critic got
     value: jax.Array  # of what each step acted on
@@ -59,7 +60,9 @@ def init_actor_critic(
     """
     actor_key, critic_key = keys
     seen, done = spaces
-    shared, (inputs, *others) = init_torso(jax.random.fold_in(actor_key, 0), seen, torso, hidden)
+    check_mask(seen, done)
+    own = parts(seen)[0]
+    shared, (inputs, *others) = init_torso(jax.random.fold_in(actor_key, 0), own, torso, hidden)
     kind, width = memory
     remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, inputs, width)
     sizes = (width_of(remembers, inputs), *others)
@@ -67,53 +70,62 @@ def init_actor_critic(
     return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)), remembers)
 
 
-def chances(params: ActorCritic, features: jax.Array) -> Distribution:
+def chances(params: ActorCritic, features: Any) -> Distribution:
     """What the actor does on seeing `features`, and nothing before."""
-    return policy(params.actor, embed(params.torso, features))
+    own, mask = own_and_mask(features)
+    return _chances(params, embed(params.torso, own), mask)
 
 
-def act(params: ActorCritic, memory: Any, features: jax.Array) -> tuple[Any, Distribution]:
+def chances_of(params: ActorCritic, expected: Expected) -> Distribution:
+    """What the actor does at each step of a rollout that `expect` was asked about."""
+    return _chances(params, expected.seen, own_and_mask(expected.features)[1])
+
+
+def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribution]:
     """What is remembered then, and what the actor does on seeing `features` too."""
-    seen = embed(params.torso, features)
+    own, mask = own_and_mask(features)
+    seen = embed(params.torso, own)
     memory, seen = remember(params.memory, memory, seen, _never(seen))
-    return memory, policy(params.actor, seen)
+    return memory, _chances(params, seen, mask)
 
 
 def play(
-    params: ActorCritic, memory: Any, features: jax.Array, key: jax.Array | None = None
+    params: ActorCritic, memory: Any, features: Any, key: jax.Array | None = None
 ) -> tuple[jax.Array, Any]:
     """The likeliest action on seeing `features` too, and what is remembered then; None: nothing.
 
     With a key the action is drawn instead.
     """
     if memory is None:
-        memory = start(params.memory, jax.eval_shape(embed, params.torso, features).shape[:-1])
+        own, _ = own_and_mask(features)
+        memory = start(params.memory, jax.eval_shape(embed, params.torso, own).shape[:-1])
     memory, now = act(params, memory, features)
     return now.mode() if key is None else now.sample(key), memory
 
 
 def chances_and_value(
-    params: ActorCritic, features: jax.Array, memory: Any = (), fresh: Any = ()
+    params: ActorCritic, features: Any, memory: Any = (), fresh: Any = ()
 ) -> tuple[Distribution, jax.Array]:
     """What the actor does and what the critic expects on seeing `features`.
 
     Where there is memory these are pieces, [samples, steps, ...]: `memory` is what was remembered
     before each, and `fresh` says which steps are the first of an episode.
     """
-    seen = embed(params.torso, features)
+    own, mask = own_and_mask(features)
+    seen = embed(params.torso, own)
     if params.memory:
         seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, fresh))
         seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
-    return policy(params.actor, seen), _value(params.critic, seen)
+    return _chances(params, seen, mask), _value(params.critic, seen)
 
 
-def expect(params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout) -> Expected:
+def expect(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
     """What the networks make of a rollout; nothing is learnt through what comes next."""
     if params.memory:
         return _recall(params, features, rollout)
 
-    def look(obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        seen = _embed_all(params.torso, x := features(obs))
+    def look(obs: Any) -> tuple[Any, jax.Array, jax.Array]:
+        seen = _embed_all(params.torso, own_and_mask(x := features(obs))[0])
         return x, seen, _value(params.critic, seen)
 
     features_t, seen_t, value_t = look(rollout.obs)
@@ -127,7 +139,7 @@ def expect(params: ActorCritic, features: Callable[[Any], jax.Array], rollout: R
 def _where_late(
     rollout: Rollout,
     params: ActorCritic,
-    features: Callable[[Any], jax.Array],
+    features: Callable[[Any], Any],
     otherwise: jax.Array,
 ) -> jax.Array:
     """What is expected after steps whose time was up, from what they led to; others as they are."""
@@ -138,14 +150,12 @@ def _where_late(
     def row(late: jax.Array, seen: jax.Array, other: jax.Array) -> jax.Array:
         return where_rarely(late, look, (params, seen), other)
 
-    rows = (rollout.truncated, features(rollout.last_obs), otherwise)
+    rows = (rollout.truncated, own_and_mask(features(rollout.last_obs))[0], otherwise)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
     return map_rows(row, flat).reshape(otherwise.shape)
 
 
-def _recall(
-    params: ActorCritic, features: Callable[[Any], jax.Array], rollout: Rollout
-) -> Expected:
+def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
     """The same with memory, step by step: what a step led to is seen by who remembers the step."""
 
     def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
@@ -155,7 +165,8 @@ def _recall(
         return forget(after, ended), (memory, seen, then)
 
     features_t = features(rollout.obs)
-    now_t, last_t = (_embed_all(params.torso, x) for x in (features_t, features(rollout.last_obs)))
+    both = (own_and_mask(x)[0] for x in (features_t, features(rollout.last_obs)))
+    now_t, last_t = (_embed_all(params.torso, x) for x in both)
     at_t = (now_t, last_t, ends(rollout))
     _, (memory_t, seen_t, then_t) = lax.scan(along, rollout.memory, at_t)
     values = (_value(params.critic, x) for x in (seen_t, then_t))
@@ -174,6 +185,11 @@ def _embed_all(torso: Torso, features: jax.Array) -> jax.Array:
     batch, image = features.shape[:-3], features.shape[-3:]
     seen = map_in_blocks(lambda x: embed(torso, x), features.reshape(-1, *image))
     return seen.reshape(*batch, -1)
+
+
+def _chances(params: ActorCritic, seen: jax.Array, mask: Any) -> Distribution:
+    chances = policy(params.actor, seen)
+    return chances if isinstance(mask, tuple) else masked(chances, mask)
 
 
 def _value(critic: Layers, seen: jax.Array) -> jax.Array:

@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from shoal.envs.spaces import MASK, Action, Box, Dict, Discrete, Observation, parts
+from shoal.errors import SettingError
+
 HALF_LOG_2PI = 0.9189385332046727
 
 
@@ -59,7 +62,19 @@ def masked(chances: Distribution, mask: jax.Array) -> Categorical:
     """The same chances among the actions that `mask` allows, and none of the others."""
     assert isinstance(chances, Categorical), "only single choices are ever masked"
     # Not -inf: its product with a probability of 0 is no number.
-    return Categorical(jnp.where(mask, chances.logits, -1e9))
+    return Categorical(jnp.where(mask.astype(bool), chances.logits, -1e9))
+
+
+def check_mask(seen: Observation, done: Action) -> None:
+    """Refuse an observation whose mask isn't one number for each of the actions."""
+    if not parts(seen)[1]:
+        return
+    mask = dict(seen.spaces)[MASK] if isinstance(seen, Dict) else seen
+    if not isinstance(done, Discrete) or not isinstance(mask, Box) or mask.shape != (done.n,):
+        raise SettingError(
+            f"the part `{MASK}` of an observation is {mask}, and the actions are {done}",
+            "Let it be one number for each action of a Discrete space: whether it may be taken.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

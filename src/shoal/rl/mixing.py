@@ -188,4 +188,4 @@ def _embed(params: Chooser, own: jax.Array) -> jax.Array:
 
 
 def _allowed(worth: jax.Array, mask: Any) -> jax.Array:
-    return worth if isinstance(mask, tuple) else jnp.where(mask, worth, -1e9)
+    return worth if isinstance(mask, tuple) else jnp.where(mask.astype(bool), worth, -1e9)

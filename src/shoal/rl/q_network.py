@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Discrete, Observation
+from shoal.envs.spaces import MASK, Discrete, Observation, parts
 from shoal.errors import SettingError
 from shoal.rl.memory import Memory, State, init_memory, remember, width_of
 from shoal.rl.nets import Dense, Layers, dense, init_mlp
-from shoal.rl.observations import features_of
+from shoal.rl.observations import features_of, own_part
 from shoal.rl.torso import Kind, MinAtar, Nature, ResNet, Torso, as_image, embed, init_torso
 
 
@@ -42,6 +42,12 @@ def count_actions(env: Any) -> int:
             f"{len(env.agents) or 'one'} agent(s) that act in {env.action_space}",
             "Use an algorithm for such actions, or for several agents.",
         )
+    if parts(env.observation_space)[1]:
+        raise SettingError(
+            f"{env.name} shows a `{MASK}` of the actions that may be taken, and these action "
+            "values are of all actions",
+            "Use an algorithm that obeys masks: a2c, impala or ppo.",
+        )
     return env.action_space.n
 
 
@@ -52,6 +58,7 @@ def features(env: Any, obs: Any, torso: str) -> jax.Array:
 
 def features_of_one(params: QNetwork, obs: Any) -> jax.Array:
     """The same for one environment, by the network alone."""
+    obs = own_part(obs)
     if params.torso:
         kinds: dict[type, Kind] = {Nature: "nature", ResNet: "resnet", MinAtar: "minatar"}
         return as_image(kinds[type(params.torso)], obs)
@@ -62,7 +69,7 @@ def features_of_one(params: QNetwork, obs: Any) -> jax.Array:
 def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
     """A network for what `seen` shows; images have no hidden layers behind their torso."""
     torso_key, hidden_key, advantage_key, value_key = jax.random.split(key, 4)
-    torso, sizes = init_torso(torso_key, seen, shape.torso, shape.hidden)
+    torso, sizes = init_torso(torso_key, parts(seen)[0], shape.torso, shape.hidden)
     *_, seen_width = sizes
     kind, wide = shape.memory
     memory = init_memory(jax.random.fold_in(key, 4), kind, seen_width, wide)

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
-from shoal.rl.distributions import Distribution, masked
+from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
 from shoal.rl.nets import init_mlp, mlp
 from shoal.rl.policy import Actor, init_actor, policy
 from shoal.rl.routing import Policy, Routes
+from shoal.rl.torso import check_flat
 
 
 class Shown(NamedTuple):
@@ -57,6 +58,14 @@ def widths(routes: Routes) -> tuple[dict[str, int], int]:
     world = parts(routes.policies[0].observation_space)[2]
     all_own = sum(seen[p.name] * len(p.agents) for p in routes.policies)
     return seen, world.size if world else all_own
+
+
+def check_team(algorithm: Any, routes: Routes) -> Routes:
+    """`routes`, if every policy can see what it is shown and obey its mask."""
+    for p in routes.policies:
+        check_flat(type(algorithm).__name__, parts(p.observation_space)[0], algorithm.torso)
+        check_mask(p.observation_space, p.action_space)
+    return routes
 
 
 def by_name(parts: dict[str, dict[str, jax.Array]]) -> dict[str, jax.Array]:

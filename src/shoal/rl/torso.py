@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shoal.envs.spaces import Box, Observation
+from shoal.envs.spaces import Box, Dict, Observation, leaves
 from shoal.errors import SettingError, UnknownNameError
 from shoal.rl.conv import (
     SMALLEST,
@@ -64,12 +64,18 @@ Torso = Nature | ResNet | MinAtar | tuple[()]
 
 
 def choose_torso(space: Observation, name: str) -> Kind:
-    """The torso called `name` for what `space` shows; `auto` chooses."""
+    """The torso called `name` for what `space` shows; `auto` chooses.
+
+    Images are flattened only where the name says so: `mlp`.
+    """
     if name == "auto":
-        if is_image(space):
-            return "nature"
-        small = isinstance(space, Box) and len(space.shape) == 3 and space.dtype != "uint8"
-        return "minatar" if small and _side(space) >= LEAST["minatar"] else "mlp"
+        kinds = {_usual(box) for box in leaves(space)}
+        if isinstance(space, Dict) and kinds != {"mlp"}:
+            raise SettingError(
+                f"an image is one of several things seen in {space}, and a torso sees images alone",
+                "Show only the image, by a wrapper, or say torso=mlp, which flattens it.",
+            )
+        return kinds.pop()
     if name not in LEAST:
         raise UnknownNameError("torso", name, ["auto", *LEAST])
     least = LEAST[name]
@@ -79,6 +85,19 @@ def choose_torso(space: Observation, name: str) -> Kind:
             f"Use torso={choose_torso(space, 'auto')}, which can see it, or torso=auto.",
         )
     return cast(Kind, name)
+
+
+def check_flat(title: str, space: Observation, name: str) -> Observation:
+    """`space`, if an algorithm without convolutions can see it with the torso called `name`."""
+    if name not in ("auto", "mlp"):
+        raise UnknownNameError(f"torso of {title}", name, ["auto", "mlp"])
+    if name == "auto" and (image := next((b for b in leaves(space) if _usual(b) != "mlp"), None)):
+        raise SettingError(
+            f"{title} has no convolutional network, and {image} is an image",
+            "Use an algorithm that sees images (a2c, dqn, impala, ppo, r2d2), or say torso=mlp, "
+            "which flattens it.",
+        )
+    return space
 
 
 def init_torso(
@@ -191,6 +210,14 @@ def _init_minatar(key: jax.Array, space: Box) -> MinAtar:
 def _unit(x: jax.Array) -> jax.Array:
     """Bytes as numbers from 0 to 1; other numbers as they are."""
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+
+
+def _usual(box: Box) -> Kind:
+    """The torso for a box by itself."""
+    if is_image(box):
+        return "nature"
+    small = len(box.shape) == 3 and box.dtype != "uint8"
+    return "minatar" if small and _side(box) >= LEAST["minatar"] else "mlp"
 
 
 def _side(space: Any) -> int:

@@ -15,7 +15,7 @@ def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
 _ACROBOT = {"steps": 32, "trace_decay": 0.95, "entropy_weight": 0.1, "normalise_observations": True}
 
 IMPALA_PRESETS = {
-    "CartPole-v1": _impala(1500, 16, 475, steps=32, learning_rate=2e-3),
+    "CartPole-v1": _impala(1500, 16, 475, steps=32, normalise_rewards=True),
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
     "Acrobot-v1": _impala(2000, 16, -110, **_ACROBOT),
     # Ten million steps, and five: after five, Breakout was at 7 to 17.

@@ -1,0 +1,150 @@
+"""The values that an algorithm's settings can have: one range for each name, whichever has it."""
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from shoal.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number from `low` to `high`; `above` it must be greater than `low`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, x: Any) -> bool:
+        if not isinstance(x, Real) or isinstance(x, bool) or not math.isfinite(x):
+            return False
+        return self.low <= x <= self.high and not (self.above and x == self.low)
+
+    def __str__(self) -> str:
+        if self.high < math.inf:
+            least = f"above {self.low:g} and up" if self.above else f"from {self.low:g}"
+            return f"a number {least} to {self.high:g}"
+        if self.low == -math.inf:
+            return "a finite number"
+        return f"a finite number {'above' if self.above else 'of at least'} {self.low:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number from `low`, and no more than JAX can count."""
+
+    low: int
+
+    def __contains__(self, x: Any) -> bool:
+        return isinstance(x, Integral) and not isinstance(x, bool) and self.low <= x < 2**31
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.low} to {2**31 - 1:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """What `inner` allows, or None."""
+
+    inner: Number
+
+    def __contains__(self, x: Any) -> bool:
+        return x is None or x in self.inner
+
+    def __str__(self) -> str:
+        return f"None, or {self.inner}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two of what `inner` allows; `rising` if the second must be the greater."""
+
+    inner: Number
+    rising: bool = False
+
+    def __contains__(self, x: Any) -> bool:
+        if not isinstance(x, tuple | list) or len(x) != 2 or any(y not in self.inner for y in x):
+            return False
+        return not self.rising or x[0] < x[1]
+
+    def __str__(self) -> str:
+        return f"a pair, each {self.inner}" + (", the second the greater" if self.rising else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Any number of what `inner` allows."""
+
+    inner: Count
+
+    def __contains__(self, x: Any) -> bool:
+        return isinstance(x, tuple | list) and all(y in self.inner for y in x)
+
+    def __str__(self) -> str:
+        return f"a tuple, each {self.inner}"
+
+
+Range = Number | Count | Optional | Pair | Several
+ANY, POSITIVE, WEIGHT, SHARE = Number(), Number(0, above=True), Number(0), Number(0, 1)
+SOME, MANY = Count(0), Count(1)
+
+RANGES: dict[str, Range] = {
+    "actor_every": MANY,
+    "atoms": MANY,
+    "burn_in": SOME,
+    "capacity": MANY,
+    "clip": POSITIVE,
+    "critics": MANY,
+    "discount": SHARE,
+    "entropy_weight": WEIGHT,
+    "epochs": MANY,
+    "epsilon": Pair(SHARE),
+    "epsilon_spread": WEIGHT,
+    "epsilon_ticks": MANY,
+    "exploration": WEIGHT,
+    "gae_lambda": SHARE,
+    "hidden": Several(MANY),
+    "importance_exponent": WEIGHT,
+    "learning_rate": POSITIVE,
+    "max_grad_norm": POSITIVE,
+    "memory_width": MANY,
+    "min_size": MANY,
+    "minibatches": MANY,
+    "mixer_hidden": MANY,
+    "mixer_width": MANY,
+    "n_step": MANY,
+    "priority_exponent": WEIGHT,
+    "priority_mix": SHARE,
+    "reward_scale": POSITIVE,
+    "rho_clip": POSITIVE,
+    "samples_per_insert": POSITIVE,
+    "sequence": SOME,
+    "smoothing": WEIGHT,
+    "smoothing_clip": WEIGHT,
+    "steps": MANY,
+    "target_entropy": Optional(ANY),
+    "target_every": MANY,
+    "target_rate": Number(0, 1, above=True),
+    "td_lambda": SHARE,
+    "temperature": POSITIVE,
+    "total_ticks": SOME,
+    "trace_clip": POSITIVE,
+    "trace_decay": SHARE,
+    "value_clip": Optional(POSITIVE),
+    "value_range": Pair(ANY, rising=True),
+    "value_weight": WEIGHT,
+    "windows": MANY,
+}
+
+
+def check_settings(algorithm: Any) -> Any:
+    """`algorithm`, if each of its settings has a value in its range, and each switch is a bool."""
+    for setting in fields(algorithm):
+        value, wanted = getattr(algorithm, setting.name), RANGES.get(setting.name)
+        title = f"{setting.name}={value!r} of {type(algorithm).__name__}"
+        if wanted is not None and value not in wanted:
+            raise SettingError(f"{title} is out of range", f"Set {setting.name} to {wanted}.")
+        if setting.type in (bool, "bool") and not isinstance(value, bool):
+            raise SettingError(f"{title} is neither true nor false", "Set it to True or False.")
+    return algorithm
