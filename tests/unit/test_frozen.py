@@ -48,7 +48,7 @@ def constant(w, x):
 
 
 def clock(w, x):
-    return w + time.perf_counter(), x  # here: clock
+    return w + time.perf_counter_ns() % 9973, x  # here: clock
 
 
 def count_of_turns(w, x):
