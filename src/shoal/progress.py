@@ -29,12 +29,12 @@ class Progress:
         )
         self._task = self._bar.add_task("compiling", total=ticks, told="")
 
-    def see(self, tick: int, mean: float | None) -> None:
-        """A tick is done."""
+    def see(self, tick: int, mean: float | None, env_steps: int) -> None:
+        """A tick is done, and with it so many steps of all environments."""
         now = time.perf_counter()
         begun, since = self._first = self._first if self._first[1] else (tick, now)
         rate = self._steps * (tick - begun) / (now - since) if now - since > MEASURED else 0.0
-        told = f"{self._steps * (tick + 1):,} steps" if self._steps else ""
+        told = f"{env_steps:,} steps" if self._steps else ""
         told += f"  {rate:,.0f} steps/s" if rate else ""
         told += f"  return {mean:.1f}" if mean is not None else ""
         self._bar.update(self._task, completed=tick + 1, description="training", told=told)

@@ -21,6 +21,7 @@ from shoal.errors import SettingError, ShoalError, TraceError
 from shoal.runtime.collect import LAG
 
 LAST_EPISODES = 100
+PER_EPISODE = {"episode_return", "episode_length"}  # summed by ticks, told as means
 # Names that a row of metrics.jsonl has of its own.
 RESERVED = ("tick", "env_steps", "seconds", "return_mean", "lag_mean", "lag_max")
 # The metrics that tell of an evaluation, all or none of them.
@@ -70,7 +71,7 @@ class Evaluations:
     """How the episodes went that were played with what had been learnt, a line of a file each."""
 
     path: Path
-    steps: int  # of all environments in a tick
+    steps: Callable[[int], int]  # of all environments before a tick
     say: Callable[[str], None]
     newest: dict[str, Any] = field(default_factory=dict)
     _lines: Lines | None = None
@@ -84,10 +85,15 @@ class Evaluations:
             return self.told()
         means = {f"{name}_mean": round(told[name] / count, 4) for name in ("return", "length")}
         counts = {name: int(told[name]) for name in ("episodes", "unfinished")}
-        self.newest = {"tick": tick, "env_steps": tick * self.steps, **means, **counts}
+        self.newest = {"tick": tick, "env_steps": self.steps(tick), **means, **counts}
         self._lines = self._lines or Lines(self.path, self.say)
         self._lines.add(as_json(self.newest))
         tell(tick, means["return_mean"])
+        if cut := counts["unfinished"]:
+            self.say(
+                f"{cut} of {counts['episodes']} episodes of the evaluation at tick {tick} had not "
+                "ended after the most steps that one may have: they count with their return so far"
+            )
         return self.told()
 
     def told(self) -> dict[str, Any]:
@@ -275,13 +281,20 @@ def cut_rows(path: Path, tick: int) -> None:
         file.truncate(end)
 
 
-def scalars(metrics: Mapping[str, np.ndarray], lag: str = LAG) -> dict[str, float]:
-    """Metrics as numbers: rows are summed, of lags the mean and the largest are told."""
-    found = {
+def scalars(metrics: Mapping[str, np.ndarray], lag: str = LAG) -> dict[str, float | None]:
+    """Metrics as numbers: rows are summed, of lags the mean and the largest are told.
+
+    Of the episodes that ended the mean return and length are told; None where none ended.
+    """
+    found: dict[str, float | None] = {
         name: round(float(np.sum(x, dtype=np.float64)), 6)
         for name, x in metrics.items()
         if name != lag
     }
+    if (count := found.get("episodes")) is not None:
+        for name in PER_EPISODE & set(found):
+            total = found[name]
+            found[name] = round(total / count, 6) if count and total is not None else None
     if len(lags := metrics.get(lag, ())):
         found |= {"lag_mean": round(float(np.mean(lags)), 4), "lag_max": float(np.max(lags))}
     return found

@@ -16,9 +16,10 @@ import jax
 import numpy as np
 
 from shoal import __version__
+from shoal.algorithms.evaluated import Evaluated
 from shoal.checkpoints import Checkpoints, Pace, Told, pace, ticks_in
 from shoal.envs.fresh import restart_hosts
-from shoal.errors import LostError
+from shoal.errors import LostError, NotFiniteError
 from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from shoal.training import Job
 
 FORM = 1
+OF_ENVIRONMENTS = ("env_states", "obs")  # what environments show may be NaN where they say so
 RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
@@ -136,9 +138,17 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
         _lose(summary, say, since.told.get("under_way", 0))
         with listening(say), environments_closed():
             result = _run(drawn, run_told, since, saving, care)
+            if not result.stopped_by:
+                _evaluate_last(job, result, story)
         _finish(summary, result, story)
         summary.update(_told_unsaved(checkpoints, result.ticks))
     return Trained(result.state, summary, folder, drawn)
+
+
+def _evaluate_last(job: Job, result: Result, story: Story) -> None:
+    """Evaluate what a run has learnt when it ends, if it is evaluated at all."""
+    if isinstance(job.algorithm, Evaluated):
+        story.look(result.ticks, job.algorithm.last(job.env, result.state))
 
 
 def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Care:
@@ -192,8 +202,26 @@ def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> R
         if isinstance(last := getattr(error, "snapshot", None), Snapshot):
             saving.last(last)
         raise
+    check_no_nan(result)
     saving.last(result.snapshot)
     return result
+
+
+def check_no_nan(result: Result) -> None:
+    """Refuse to call a run done whose state has become NaN, even if no metric has shown it."""
+    for name, value in result.snapshot.values.items():
+        if name.split(".")[0] in OF_ENVIRONMENTS or not jax.dtypes.issubdtype(
+            value.dtype, np.inexact
+        ):
+            continue
+        if np.isnan(np.asarray(value)).any():
+            raise NotFiniteError(
+                f"`{name}` is NaN after tick {result.ticks - 1}, and no metric has shown it",
+                "Lower the learning rate, look for a division by 0, and show a metric that would "
+                "be NaN too, such as the loss; the checkpoints before this one are kept.",
+                "",
+                result.ticks,
+            )
 
 
 class Story:
@@ -217,7 +245,7 @@ class Story:
         self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
         self.status = Status(lines.path.parent, summary)
         seen = lines.path.with_name("evaluation.jsonl")
-        self._evaluations = Evaluations(seen, self._steps, progress.say)
+        self._evaluations = Evaluations(seen, self.steps_before, progress.say)
         self._by_tick: dict[int, Told] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet
 
@@ -234,7 +262,11 @@ class Story:
     @property
     def env_steps(self) -> int:
         """Steps of all environments so far."""
-        return self._steps_before + (self.tick - self._first) * self._steps
+        return self.steps_before(self.tick)
+
+    def steps_before(self, tick: int) -> int:
+        """Steps of all environments before a tick."""
+        return self._steps_before + (tick - self._first) * self._steps
 
     @property
     def seconds(self) -> float:
@@ -263,7 +295,7 @@ class Story:
         mean, count = self.episodes.mean, self.episodes.total
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
-        self._progress.see(tick, mean)
+        self._progress.see(tick, mean, self.env_steps)
 
     def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Tell how an evaluation went, if there was one."""
@@ -332,7 +364,7 @@ def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:
         status="interrupted" if result.stopped_by else "done",
         ticks=result.ticks,
         env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
-        seconds=round(story.before + result.compile_seconds + result.seconds, 3),
+        seconds=round(story.seconds, 3),
         compile_seconds=round(result.compile_seconds, 3),
         env_steps_per_second=steps_per_second(
             story.rate, result.ticks - result.first, result.seconds

@@ -149,7 +149,7 @@ def test_in_one_program_it_is_recorded_alike(tmp_path):
     done = shoal.train(Greedy(), WORLD, **how)
     assert len(done.plan.distribution.fragments) == 1
     lines = (done.folder / "evaluation.jsonl").read_text().splitlines()
-    assert [json.loads(row)["tick"] for row in lines] == [0, 2, 4]
+    assert [json.loads(row)["tick"] for row in lines] == [0, 2, 4, TICKS]
     assert done.summary["algorithm"] == "greedy"
     assert str(done.plan).startswith("fused: Greedy, evaluated on pay")
 

@@ -82,6 +82,7 @@ def test_a_tick_keeps_the_state_s_spec_and_its_metrics_are_finite(env):
         "entropy",
         "approx_kl",
         "clip_fraction",
+        "learning_rate",
     }
     assert set(metrics) - scalars == {"episodes", "episode_return", "episode_length"}
     assert all(np.all(np.isfinite(metric)) for metric in metrics.values())

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shoal.algorithms import evaluated_host
@@ -50,7 +51,7 @@ class Evaluated:
 
     algorithm: Any
     episodes: int = 16  # at a time, each in an environment of its own
-    steps: int = 1000  # an episode that lasts longer counts with its return so far
+    steps: int = 27_000  # an episode that lasts longer counts with its return so far, and is told
     every: int = 10  # occasions: ticks, or where nobody waits for it, what it finds new
 
     def __post_init__(self) -> None:
@@ -112,6 +113,19 @@ class Evaluated:
         occasions, counts = evaluated_host.evaluated(playing, STAGE, *now)
         named = zip(evaluated_host.COUNTS, counts, strict=True)
         return occasions, {f"{PREFIX}{name}": count for name, count in named}
+
+    def last(self, env: Env, state: State) -> dict[str, np.ndarray]:
+        """What comes of evaluating a state once more, outside of any tick."""
+        if isinstance(env, HostEnvironment):
+            playing = Playing(self.algorithm, env, self.episodes, self.steps, 1)
+            counts = evaluated_host.played_once(playing, *state)
+            named = dict(zip(evaluated_host.COUNTS, counts, strict=True))
+            return {f"{PREFIX}{name}": np.asarray(count) for name, count in named.items()}
+
+        def play(state: State) -> Metrics:
+            return self.play(env, state.training, jax.random.fold_in(state.key, state.occasions))
+
+        return jax.tree.map(np.asarray, jax.jit(play)(state))
 
     def play(self, env: Environment, training: Any, key: jax.Array) -> Metrics:
         """One episode in each environment, with what is thought best in each situation."""

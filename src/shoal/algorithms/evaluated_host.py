@@ -45,6 +45,13 @@ def evaluated(
     return occasions, counts
 
 
+def played_once(playing: Playing, training: Any, seed: Any, occasions: Any) -> tuple[Any, ...]:
+    """`COUNTS` of the episodes that are played here and now, in no stage."""
+    flat, used = jax.tree.leaves(training), _used(playing, training)
+    at = np.asarray(occasions), np.asarray(seed)
+    return _evaluate(playing, used, *at, *(flat[i] for i in used))[1:]
+
+
 def _used(playing: Playing, training: Any) -> tuple[int, ...]:
     """Which leaves of what training carries are played by."""
     flat, tree = jax.tree.flatten(training)
