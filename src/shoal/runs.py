@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shoal import __version__
@@ -210,9 +211,7 @@ def _run(drawn: Plan, told: Told, since: Since, saving: Saving, care: Care) -> R
 def check_no_nan(result: Result) -> None:
     """Refuse to call a run done whose state has become NaN, even if no metric has shown it."""
     for name, value in result.snapshot.values.items():
-        if name.split(".")[0] in OF_ENVIRONMENTS or not jax.dtypes.issubdtype(
-            value.dtype, np.inexact
-        ):
+        if name.split(".")[0] in OF_ENVIRONMENTS or not jnp.issubdtype(value.dtype, np.inexact):
             continue
         if np.isnan(np.asarray(value)).any():
             raise NotFiniteError(

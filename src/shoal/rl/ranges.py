@@ -17,9 +17,14 @@ class Number:
     above: bool = False
 
     def __contains__(self, x: Any) -> bool:
-        if not isinstance(x, Real) or isinstance(x, bool) or not math.isfinite(x):
+        if not isinstance(x, Real) or isinstance(x, bool):
             return False
-        return self.low <= x <= self.high and not (self.above and x == self.low)
+        try:
+            number = float(x)
+        except OverflowError:  # a whole number of hundreds of digits
+            return False
+        fits = math.isfinite(number) and self.low <= number <= self.high
+        return fits and not (self.above and number == self.low)
 
     def __str__(self) -> str:
         if self.high < math.inf:
@@ -37,7 +42,7 @@ class Count:
     low: int
 
     def __contains__(self, x: Any) -> bool:
-        return isinstance(x, Integral) and not isinstance(x, bool) and self.low <= x < 2**31
+        return isinstance(x, Integral) and not isinstance(x, bool) and self.low <= int(x) < 2**31
 
     def __str__(self) -> str:
         return f"a whole number from {self.low} to {2**31 - 1:,}"

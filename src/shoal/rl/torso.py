@@ -69,7 +69,7 @@ def choose_torso(space: Observation, name: str) -> Kind:
     Images are flattened only where the name says so: `mlp`.
     """
     if name == "auto":
-        kinds = {_usual(box) for box in leaves(space)}
+        kinds: set[Kind] = {_usual(box) for box in leaves(space)}
         if isinstance(space, Dict) and kinds != {"mlp"}:
             raise SettingError(
                 f"an image is one of several things seen in {space}, and a torso sees images alone",
