@@ -43,9 +43,10 @@ from shoal.runtime.collect import lag_name
 from shoal.runtime.logs import Say, listening
 from shoal.runtime.mend import Loss
 from shoal.runtime.packing import total
-from shoal.runtime.run import Result, Watching, unhurried
+from shoal.runtime.run import Result, Watching
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import KEEP_EVERY
+from shoal.signals import owned
 from shoal.status import Status
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def run_job(job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: 
     if rate := job.learning_rate:
         extended = {"extended": run_told["extended"]} if run_told["extended"] else {}
         summary["learning_rate"] = rate | extended
-    with ExitStack() as stack:
+    with owned() as owner, owner.job(), ExitStack() as stack:
         stack.enter_context(recorded(folder, summary))
         write_json(folder / "run.json", run_told)
         log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
@@ -353,9 +354,8 @@ class Saving:
 
     def last(self, snapshot: Snapshot) -> None:
         """Write the snapshot that a run ends with, and wait until it is there."""
-        with unhurried():
-            self.end(snapshot)
-            self._checkpoints.wait()
+        self.end(snapshot)
+        self._checkpoints.wait()
 
 
 def _finish(summary: dict[str, Any], result: Result, story: Story) -> None:

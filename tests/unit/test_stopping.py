@@ -13,6 +13,7 @@ import pytest
 
 import shoal
 from shoal.checkpoints import read_newest, ticks_in
+from shoal.signals import FORCE_AFTER_S
 from unit.test_resume import check_same_run
 
 pytest.importorskip("gymnax")
@@ -82,6 +83,35 @@ def test_sigterm_leaves_a_final_checkpoint_in_time_and_resuming_goes_on_to_the_b
         ticks=reached + 5, backend=backend, folder=tmp_path, name="whole",
     )  # fmt: skip
     check_same_run(run, made.folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "pause"),
+    [
+        (signal.SIGTERM, 0.02),
+        pytest.param(signal.SIGTERM, 0.05, marks=SLOW),
+        pytest.param(signal.SIGINT, 0.02, marks=SLOW),
+        pytest.param(signal.SIGINT, 0.2, marks=SLOW),
+    ],
+)
+def test_a_storm_of_signals_is_one_request_until_the_command_has_ended(tmp_path, number, pause):
+    run = tmp_path / "run"
+    words = (*CUT, "--backend", "inline", "--ticks", "100000000", "--checkpoint-every", "end")
+    driver = shoal_train(tmp_path, *words)
+    try:
+        wait_for_rows(run, driver)
+        since = time.monotonic()
+        while driver.poll() is None and time.monotonic() - since < FORCE_AFTER_S:
+            driver.send_signal(number)
+            time.sleep(pause)
+        out, _ = driver.communicate(timeout=GRACE)
+    finally:
+        driver.kill()
+    assert driver.returncode == 128 + number, out
+    assert "Traceback" not in out
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert ticks_in(run / "checkpoints") == [summary["ticks"]]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from shoal.runtime.logs import Say
 from shoal.runtime.mend import WINDOW, Loss, Mending
 from shoal.runtime.run import Result, Watch, Watching, as_snapshot, load_ray, run
 from shoal.runtime.snapshot import Snapshot
+from shoal.signals import requested
 
 PATIENCE = 120.0  # seconds that a cluster has to become large enough again
 
@@ -126,9 +127,7 @@ def _check_patience(losses: list[float], lost: LostError | None, error: ShoalErr
 
 def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> Plan:
     """The plan on what is left of its cluster; waits a while for it to be enough."""
-    if backend != "ray":
-        return plan
-    while True:
+    while backend == "ray" and not requested():
         try:
             cluster = load_ray().ray_cluster()
             drawn = make_plan(plan.graph, plan.distribution, cluster)
@@ -137,3 +136,4 @@ def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> 
         except (PlaceError, LostError) as error:
             _check_patience(losses, lost, error)
             time.sleep(1.0)
+    return plan

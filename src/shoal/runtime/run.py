@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
@@ -27,6 +25,7 @@ from shoal.runtime.program import write_program
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.whole import Whole
 from shoal.runtime.worker import Failure
+from shoal.signals import SignalOwner, owned
 
 
 def _on_ray(*plan: Any) -> Going:
@@ -50,7 +49,6 @@ BACKENDS: dict[str, Callable[..., Going]] = {
     "ray": _on_ray,
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
-STOPS = (signal.SIGINT, signal.SIGTERM)
 Watch = Callable[[int, Shown], None]
 Standing = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
 
@@ -147,36 +145,64 @@ def run(
     workers end the tick they are in; the result then says by which signal it was stopped.
     """
     check_backend(backend)
-    graph = plan.graph
-    start = as_snapshot(graph, state)
-    began = time.perf_counter()
-    going, limit = make_run(plan, backend, start), Limit(ticks, start.tick)
-    begun = start.tick
-    del start, state  # what is large is held once
+    start = as_snapshot(plan.graph, state)
+    del state  # what is large is held once
     watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
-    first = last = began
-    with stoppable(limit) as stop:
-        _ask(limit, watching.due(begun))
-        if isinstance(going, Apart):
-            going.mend(watching.mending)
-        going.start(limit)
-        try:
-            for tick in _watched(going, limit, watching, begun):
-                last = time.perf_counter()
-                first = last if tick == begun else first
-            end = going.final()
-            sent = going.sent() if isinstance(going, Apart) else {}
-        except Failure as failure:
-            raise explain(failure) from failure.error
-        except BaseException:
-            limit.stop()
-            _wait(going, PATIENCE)
-            raise
-        finally:
-            going.close()
+    with owned() as owner:
+        if owner.requested:
+            return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
+        began, begun = time.perf_counter(), start.tick
+        going, limit = make_run(plan, backend, start), Limit(ticks, begun)
+        del start
+        with owner.saving():
+            return _run(plan.graph, going, limit, watching, _Clock(owner, begun, began))
+
+
+@dataclass
+class _Clock:
+    """When a run began and when its ticks were seen, and which signal has asked it to stop."""
+
+    owner: SignalOwner
+    tick: int
+    began: float
+    first: float = 0.0
+    last: float = 0.0
+
+    def see(self, tick: int) -> None:
+        self.last = time.perf_counter()
+        self.first = self.last if tick == self.tick else self.first
+
+
+def _run(graph: Graph, going: Going, limit: Limit, watching: Watching, clock: _Clock) -> Result:
+    """Start a run, and go through it to its end."""
+    ticks, begun = limit.ticks, clock.tick
+    clock.first = clock.last = clock.began
+    _ask(limit, watching.due(begun))
+    if isinstance(going, Apart):
+        going.mend(watching.mending)
+    going.start(limit)
+    try:
+        for tick in _watched(going, limit, watching, clock):
+            clock.see(tick)
+        end = going.final()
+        sent = going.sent() if isinstance(going, Apart) else {}
+    except Failure as failure:
+        raise explain(failure) from failure.error
+    except BaseException:
+        limit.stop()
+        _wait(going, PATIENCE)
+        raise
+    finally:
+        going.close()
+    stopped_by = clock.owner.requested if end.tick < ticks else 0
+    times = clock.first - clock.began, clock.last - clock.first
+    return Result(end, _as_tree(graph, end), *times, begun, stopped_by, sent)
+
+
+def _as_tree(graph: Graph, end: Snapshot) -> Any:
+    """A state as the algorithm's own tree."""
     leaves = [end.values[name] for name in graph.inputs]
-    tree = jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
-    return Result(end, tree, first - began, last - first, begun, *stop[:1], sent=sent)
+    return jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:
@@ -213,12 +239,12 @@ def make_run(plan: Plan, backend: str, start: Snapshot) -> Going:
     return BACKENDS[backend](plan, programs, start)
 
 
-def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iterator[int]:
+def _watched(going: Going, limit: Limit, watching: Watching, clock: _Clock) -> Iterator[int]:
     """Ticks as their metrics are seen; a snapshot is kept between those before it and after it.
 
     Where ends turn at their own pace it may be later that they have all given their part.
     """
-    seen, asked, taken = first, limit.asked.number > 0, deque[Snapshot]()
+    seen, asked, taken = clock.tick, limit.asked.number > 0, deque[Snapshot]()
 
     def keep() -> bool:
         taken.extend(going.snapshots())
@@ -227,7 +253,7 @@ def _watched(going: Going, limit: Limit, watching: Watching, first: int) -> Iter
         watching.keep(taken.popleft())
         return True
 
-    for more in _turns(going, limit):
+    for more in _turns(going, limit, watching, clock.owner):
         for tick, metrics in going.ready():
             asked = asked and not keep()
             watching.see(tick, metrics)
@@ -249,11 +275,14 @@ def _ask(limit: Limit, tick: int | None) -> bool:
     return True
 
 
-def _turns(going: Going, limit: Limit) -> Iterator[bool]:
+def _turns(going: Going, limit: Limit, watching: Watching, owner: SignalOwner) -> Iterator[bool]:
     """Whether there is more to come, until there is none; after a stop, not for long."""
     until = float("inf")
     while going.alive(0.05):
         yield True
+        if owner.requested and not limit.is_stopping:
+            limit.stop()
+            watching.mending.say(owner.told)
         if limit.is_stopping:
             until = min(until, time.monotonic() + PATIENCE)
             if time.monotonic() >= until:
@@ -267,44 +296,6 @@ def _wait(going: Going, seconds: float) -> None:
     with suppress(Failure, ShoalError):
         while time.monotonic() < until and going.alive(0.05):
             deque(going.ready(), maxlen=0)
-
-
-@contextmanager
-def stoppable(limit: Limit) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM ends the run after the current tick, another Ctrl-C at once.
-
-    Who sends SIGTERM may send it twice, to a group and to a process; it is meant once.
-    """
-    stops: list[int] = []
-
-    def on_signal(number: int, frame: Any) -> None:
-        if stops and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stops.append(number)
-        limit.stop()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stops
-        return
-    before = {number: signal.signal(number, on_signal) for number in STOPS}
-    try:
-        yield stops
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def unhurried() -> Iterator[None]:
-    """What ends soon anyway is not ended by SIGTERM before; a Ctrl-C counts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def explain(failure: Failure) -> ShoalError:

@@ -1,0 +1,168 @@
+"""Ctrl-C and SIGTERM, with one owner from the first moment of a command or run to its last.
+
+The first signal asks for a graceful stop where there is something to save, and interrupts where
+there is nothing. Everything that follows is the same request, except a second Ctrl-C some time
+after the first, which gives up the final checkpoint. Handlers take no lock and start no thread, so
+a signal can't deadlock whatever it interrupts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FORCE_AFTER_S = (
+    5.0  # after the first Ctrl-C, from when on another one gives up the final checkpoint
+)
+LEAVE_GRACE_S = 1.5  # that an interrupted command has to end by itself
+# What is raised in these functions of libraries is printed and lost.
+_SWALLOWS = frozenset({"_xla_gc_callback"})
+
+
+class Phase(Enum):
+    """What a signal finds: nothing to save yet, a run whose state is to be saved, or all saved."""
+
+    IDLE = "idle"
+    SAVING = "saving"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Received:
+    """The signals so far: the first of all, when the first Ctrl-C came, and the last interrupt."""
+
+    first: int = 0
+    first_sigint: float | None = None
+    interrupted: float | None = None
+
+
+def on_signal(phase: Phase, received: Received, number: int, now: float) -> tuple[Received, bool]:
+    """What has been received with this signal, and whether it interrupts what is being done."""
+    forces = (
+        number == signal.SIGINT
+        and received.first_sigint is not None
+        and now - received.first_sigint >= FORCE_AFTER_S
+    )
+    recent = received.interrupted is not None and now - received.interrupted < LEAVE_GRACE_S
+    interrupts = {Phase.IDLE: True, Phase.SAVING: forces, Phase.DONE: False}[phase] and not recent
+    if number == signal.SIGINT and received.first_sigint is None:
+        received = replace(received, first_sigint=now)
+    if interrupts:
+        received = replace(received, interrupted=now)
+    return replace(received, first=received.first or number), interrupts
+
+
+class SignalOwner:
+    """Handles the stop signals of this process while it is installed."""
+
+    def __init__(self) -> None:
+        self.received = Received()
+        self.phase = Phase.IDLE
+        self._after_run = Phase.IDLE
+
+    @property
+    def requested(self) -> int:
+        """The signal that asked for a stop; 0 if none has."""
+        return self.received.first
+
+    @property
+    def told(self) -> str:
+        """What a signal has led to, in words."""
+        again = f"Ctrl-C again in {FORCE_AFTER_S:g} s or later leaves without its last state"
+        return f"{signal.Signals(self.requested).name}: stopping the run after this tick; {again}"
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While a run is in progress: signals are noted, and whoever runs it looks."""
+        self.phase = Phase.SAVING
+        try:
+            yield
+        finally:
+            self.phase = self._after_run
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """While a run and its folder are one: what the run ends with is saved before anything."""
+        self._after_run = Phase.SAVING
+        try:
+            yield
+        finally:
+            self.phase = self._after_run = Phase.DONE
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal; raise where it interrupts."""
+        lost = frame is not None and frame.f_code.co_name in _SWALLOWS
+        phase = Phase.DONE if lost else self.phase
+        self.received, interrupts = on_signal(phase, self.received, number, time.monotonic())
+        if interrupts:
+            raise KeyboardInterrupt
+
+
+_owner: SignalOwner | None = None
+
+
+def requested() -> int:
+    """The signal that has asked this process to stop; 0 if none has, or nobody looks out."""
+    return _owner.requested if _owner is not None else 0
+
+
+@contextmanager
+def owned() -> Iterator[SignalOwner]:
+    """The owner of this process's stop signals; the outermost use installs it.
+
+    Only the main thread can: elsewhere the owner receives nothing.
+    """
+    global _owner  # noqa: PLW0603  a process has one
+    if threading.current_thread() is not threading.main_thread():
+        yield SignalOwner()
+        return
+    if _owner is not None:
+        yield _owner
+        return
+    _owner = owner = SignalOwner()
+    before = {number: signal.signal(number, owner.handle) for number in STOP_SIGNALS}
+    try:
+        yield owner
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) == owner.handle:
+                signal.signal(number, handler)
+        _owner = None
+
+
+def leave_soon(owner: SignalOwner, leave: Callable[[int], None]) -> None:
+    """From now on call `leave(number)` a moment after a signal, if the process is still there.
+
+    Unless there is something to save. The signal is seen by a thread, so what the main thread is
+    doing doesn't matter: XLA may be compiling, or a library may have swallowed the interrupt.
+    """
+    hears, tells = os.pipe()
+    os.set_blocking(tells, False)
+    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while numbers := os.read(hears, 4096):
+            stops = [number for number in numbers if number in STOP_SIGNALS]
+            if not stops:
+                continue
+            time.sleep(LEAVE_GRACE_S)
+            forced = owner.received.interrupted is not None
+            if owner.phase is not Phase.SAVING or forced:
+                leave(owner.requested or stops[0])
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def end_at_once(code: int) -> None:
+    """From now on a stop signal ends this process at once: all that matters is written."""
+    for number in STOP_SIGNALS:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(number, lambda *_: os._exit(code))

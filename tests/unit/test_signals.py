@@ -1,0 +1,107 @@
+"""A stop signal is a request: only a second Ctrl-C some time later gives up the final state."""
+
+import itertools
+import os
+import signal
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.runtime.limit import Limit
+from shoal.signals import (
+    FORCE_AFTER_S,
+    LEAVE_GRACE_S,
+    Phase,
+    Received,
+    on_signal,
+    owned,
+    requested,
+)
+
+NUMBERS = st.sampled_from([signal.SIGINT, signal.SIGTERM])
+STORMS = st.lists(st.tuples(NUMBERS, st.floats(0, FORCE_AFTER_S / 2)), min_size=1, max_size=50)
+
+
+def interrupts(phase, storm):
+    """When signals that come one after the other, so many seconds apart, interrupt."""
+    received, now, found = Received(), 100.0, []
+    for number, pause in storm:
+        now += pause
+        received, does = on_signal(phase, received, number, now)
+        if does:
+            found.append(now)
+    assert received.first == storm[0][0]
+    return found
+
+
+@given(STORMS)
+def test_while_there_is_something_to_save_only_a_late_second_ctrl_c_interrupts(storm):
+    times = itertools.accumulate((pause for _, pause in storm), initial=100.0)
+    next(times)
+    pressed = [at for at, (number, _) in zip(times, storm, strict=True) if number == signal.SIGINT]
+    late = [at for at in pressed if at - pressed[0] >= FORCE_AFTER_S]
+    assert interrupts(Phase.SAVING, storm)[:1] == late[:1]
+
+
+@given(st.lists(st.tuples(st.just(signal.SIGTERM), st.floats(0, 100)), min_size=1))
+def test_sigterm_is_the_same_request_however_often_it_comes(storm):
+    assert interrupts(Phase.SAVING, storm) == []
+
+
+@given(st.sampled_from(Phase), STORMS)
+def test_whoever_is_interrupted_has_a_moment_to_end(phase, storm):
+    found = interrupts(phase, storm)
+    assert all(b - a >= LEAVE_GRACE_S for a, b in itertools.pairwise(found))
+
+
+@given(STORMS)
+def test_with_nothing_to_save_the_first_interrupts_and_with_all_saved_none_does(storm):
+    assert interrupts(Phase.IDLE, storm)[0] == 100.0 + storm[0][1]
+    assert interrupts(Phase.DONE, storm) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_noted_even_by_a_thread_that_holds_the_locks_of_the_run(number):
+    limit = Limit(10)
+    with owned() as owner, owner.saving(), limit._lock:
+        os.kill(os.getpid(), number)
+        assert requested() == number
+    assert signal.getsignal(number) != owner.handle
+
+
+def test_who_came_before_has_the_signals_back_and_an_inner_owner_is_the_outer():
+    before = signal.getsignal(signal.SIGTERM)
+    with owned() as outer:
+        with owned() as inner:
+            assert inner is outer
+        assert signal.getsignal(signal.SIGTERM) == outer.handle
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert requested() == 0
+
+
+def test_between_the_runs_of_a_job_there_is_something_to_save_and_after_it_all_is_saved():
+    with owned() as owner:
+        with owner.saving():
+            assert owner.phase is Phase.SAVING
+        assert owner.phase is Phase.IDLE
+        with owner.job():
+            assert owner.phase is Phase.IDLE
+            with owner.saving():
+                pass
+            assert owner.phase is Phase.SAVING
+        assert owner.phase is Phase.DONE
+
+
+def test_beside_the_main_thread_nobody_receives_signals():
+    found = []
+
+    def look():
+        with owned() as owner:
+            found.append(signal.getsignal(signal.SIGTERM) == owner.handle)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [False]
