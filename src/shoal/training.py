@@ -207,9 +207,9 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
 
 
 def check_total_ticks(algorithm: Any, ticks: int) -> Any:
-    """`algorithm`, unless it is set to another length than that of the run."""
+    """`algorithm`, unless it anneals over another length than that of the run."""
     said = getattr(algorithm, "total_ticks", None)
-    if said and said != ticks:
+    if said and said != ticks and getattr(algorithm, "anneal_lr", True):
         raise SettingError(
             f"total_ticks={said} of {type(algorithm).__name__}, and the run has {ticks} ticks",
             "Leave total_ticks out: it is the length of the run, which fills it in.",

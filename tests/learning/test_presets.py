@@ -7,6 +7,7 @@ import pytest
 import shoal
 from shoal.algorithms import PRESETS
 from shoal.envs import make
+from shoal.training import with_total_ticks
 
 CASES = [
     (kind, name)
@@ -28,10 +29,11 @@ def test_a_preset_reaches_its_target(kind, name):
         pytest.skip("takes hours on a CPU")
     pytest.importorskip(preset.family)
     env = make(f"{preset.family}:{name}")
-    state = preset.algorithm.init(jax.random.PRNGKey(0), env, preset.envs)
+    algorithm = with_total_ticks(preset.algorithm, preset.ticks)
+    state = algorithm.init(jax.random.PRNGKey(0), env, preset.envs)
 
     def tick(state, _):
-        return preset.algorithm.tick(env, state)
+        return algorithm.tick(env, state)
 
     _, metrics = jax.jit(lambda state: jax.lax.scan(tick, state, length=preset.ticks))(state)
     episodes, returns = (np.sum(metrics[m], 1) for m in ("episodes", "episode_return"))

@@ -9,6 +9,7 @@ from laws.cases import FOUR, ONE, graph_of
 from shoal.algorithms import PRESETS
 from shoal.planning.policies import POLICIES
 from shoal.runtime.verify import difference, verify_plan
+from shoal.training import with_total_ticks
 
 pytest.importorskip("gymnax")
 
@@ -143,10 +144,15 @@ def test_flows_print_as_they_are_meant():
     assert str(shoal.Serve(8, 0.001)) == "serve up to 8, wait 1 ms"
 
 
+def traced_preset(name, envs):
+    preset = PRESETS["ppo"][name]
+    algorithm = with_total_ticks(preset.algorithm, preset.ticks)
+    return shoal.trace(algorithm, shoal.envs.make(name), envs=envs)
+
+
 @pytest.mark.parametrize("name", [n for n, p in PRESETS["ppo"].items() if p.family == "gymnax"])
 def test_every_preset_can_be_cut_by_every_policy(name):
-    preset = PRESETS["ppo"][name]
-    graph = shoal.trace(preset.algorithm, shoal.envs.make(name), envs=preset.envs)
+    graph = traced_preset(name, PRESETS["ppo"][name].envs)
     for make in set(POLICIES.values()) - {shoal.ape_x}:  # which wants replay
         assert shoal.plan(graph, make(), FOUR).channels or make in (
             shoal.fused,
@@ -182,10 +188,7 @@ def test_a_program_over_devices_leaves_no_trace_on_later_ones():
 
 
 def test_a_loop_is_named_alike_whatever_else_was_traced_between():
-    def traced(name, envs):
-        return shoal.trace(PRESETS["ppo"][name].algorithm, shoal.envs.make(name), envs=envs)
-
-    few = traced("CartPole-v1", 8)
-    traced("Pendulum-v1", 8)  # the same stages, which return one array more
-    more = traced("CartPole-v1", 16)  # JAX remembers it at 16, and traces it at 32
+    few = traced_preset("CartPole-v1", 8)
+    traced_preset("Pendulum-v1", 8)  # the same stages, which return one array more
+    more = traced_preset("CartPole-v1", 16)  # JAX remembers it at 16, and traces it at 32
     assert list(more.values) == list(few.values)

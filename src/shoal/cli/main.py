@@ -331,7 +331,9 @@ def _replay(options: argparse.Namespace) -> int:
     print(f"{told['reader']} alone, {told['ticks']} ticks")
     for tick, metrics in replay(drawn, options.file):
         shown = (
-            f"{name} {value:g}" for name, value in scalars(metrics, lag_name(drawn.graph)).items()
+            f"{name} {value:g}"
+            for name, value in scalars(metrics, lag_name(drawn.graph)).items()
+            if value is not None  # no episode ended
         )
         print(f"tick {tick}: {', '.join(shown)}")
     return 0

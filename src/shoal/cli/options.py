@@ -270,12 +270,15 @@ def _made_env(text: str, settings: dict[str, Any]) -> Any:
     return found(**settings)
 
 
+BOOLEANS = {"true": True, "false": False}  # as YAML and JSON spell them; Python's work too
+
+
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise SettingError(f"--set {text}", "Say it as NAME=VALUE.")
     try:
-        return name, ast.literal_eval(value)
+        return name, BOOLEANS[value] if value in BOOLEANS else ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
 
