@@ -10,10 +10,9 @@ import pytest
 
 import shoal
 from conformance.lines import make_sheet
-from conformance.test_processes import POLICIES, SMALL, WORLD, children, fused, largest
+from conformance.test_processes import PLAIN, POLICIES, WORLD, children, fused, largest
 from conformance.wired import Wired
 from laws.cases import ENVS, cpu, graph_of, no_gymnax, start_of
-from shoal.algorithms import PPO
 from shoal.planning.policies import impala
 from shoal.planning.policy import Lockstep, Packed, Wire
 from shoal.runtime.gates import make_sheets
@@ -73,7 +72,7 @@ def test_a_lag_over_hosts_is_that_of_the_inline_run():
 
 @pytest.mark.slow
 def test_lag_over_hosts_stays_within_its_bound():
-    graph = shoal.trace(PPO(**SMALL), shoal.envs.make(WORLD, seconds=1e-4), envs=ENVS)
+    graph = shoal.trace(PLAIN, shoal.envs.make(WORLD, seconds=1e-4), envs=ENVS)
     for policy, bound in ((impala(4, 2, 2), 2), (shoal.decoupled(2, 1, 1, lag=1, ring=2), 1)):
         lags = []
         plan = shoal.plan(graph, policy, FOUR)
@@ -113,7 +112,7 @@ def test_bytes_saved_are_counted():
 )
 def test_a_fault_on_another_host_is_told_with_its_cause(fault, told):
     env = shoal.envs.make(WORLD, fault=fault)
-    graph = shoal.trace(PPO(**SMALL), env, envs=ENVS)
+    graph = shoal.trace(PLAIN, env, envs=ENVS)
     plan = shoal.plan(graph, shoal.single_learner_fine(2), FOUR)
     with pytest.raises(shoal.ShoalError) as caught:
         shoal.run(plan, "processes", ticks=10)

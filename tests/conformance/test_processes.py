@@ -17,6 +17,7 @@ import pytest
 
 import shoal
 from conformance.lines import until
+from conformance.plain import Plain
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
 from shoal.checkpoints import ticks_in
@@ -27,7 +28,7 @@ from shoal.runtime.run import Watching
 from shoal.runtime.verify import difference
 
 pytest.importorskip("gymnasium")
-SMALL = {"steps": 8, "epochs": 1, "minibatches": 2, "hidden": (8,)}
+PLAIN, SMALL_PPO = Plain(), PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
 WORLD = "gymnasium:conformance.worlds:World-v0"
 POLICIES = {
     "coarse(2)": shoal.single_learner_coarse(2),
@@ -136,21 +137,29 @@ def world(**settings):
 
 
 @cache
-def on_world():
-    return shoal.trace(PPO(**SMALL), world(), envs=ENVS)
+def on_world(algorithm=PLAIN):
+    return shoal.trace(algorithm, world(), envs=ENVS)
 
 
 @cache
-def alone_on_world():
-    plan = shoal.plan(on_world(), shoal.single_learner_coarse(1), ONE)
+def alone_on_world(algorithm=PLAIN):
+    plan = shoal.plan(on_world(algorithm), shoal.single_learner_coarse(1), ONE)
     return shoal.run(plan, "inline", ticks=3).values
 
 
-@pytest.mark.parametrize("name", ON_HOST)
-def test_policies_agree_on_a_seeded_python_environment(name):
-    plan = shoal.plan(on_world(), POLICIES[name], ONE)
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [(PLAIN, name) for name in ON_HOST]
+    + [
+        pytest.param(SMALL_PPO, name, marks=() if name == "fine(2)" else pytest.mark.slow)
+        for name in ON_HOST
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_policies_agree_on_a_seeded_python_environment(algorithm, name):
+    plan = shoal.plan(on_world(algorithm), POLICIES[name], ONE)
     result = shoal.run(plan, "processes", ticks=3)
-    assert largest(result.values, alone_on_world()) < 1e-5
+    assert largest(result.values, alone_on_world(algorithm)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["fine(2)", "decoupled, served"])
@@ -162,7 +171,7 @@ def test_other_backends_agree_on_it_too(name, backend):
 
 @pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
 def test_lag_stays_within_its_bound(backend):
-    graph = shoal.trace(PPO(**SMALL), world(seconds=1e-4), envs=ENVS)
+    graph = shoal.trace(PLAIN, world(seconds=1e-4), envs=ENVS)
     for policy, bound in ((impala(4, 2, 2), 2), (shoal.decoupled(2, 1, 1, lag=1, ring=2), 1)):
         lags = []
         plan = shoal.plan(graph, policy, ONE)
@@ -175,7 +184,7 @@ def fails(fault, policy=None, **settings):
     """The error of a run whose environment number 5 goes wrong, and what workers said."""
     env = world(fault=fault, **settings)
     plan = shoal.plan(
-        shoal.trace(PPO(**SMALL), env, envs=ENVS), policy or shoal.single_learner_fine(2), ONE
+        shoal.trace(PLAIN, env, envs=ENVS), policy or shoal.single_learner_fine(2), ONE
     )
     said = []
     with pytest.raises(shoal.ShoalError) as caught, listening(said.append):
@@ -212,7 +221,7 @@ def test_a_worker_that_dies_without_a_word_is_told_of(fault, told):
 
 def test_workers_words_are_marked_and_an_environment_worker_has_no_jax():
     plan = shoal.plan(
-        shoal.trace(PPO(**SMALL), world(fault="print"), envs=2), shoal.single_learner_fine(2), ONE
+        shoal.trace(PLAIN, world(fault="print"), envs=2), shoal.single_learner_fine(2), ONE
     )
     said = []
     with listening(said.append):
@@ -222,7 +231,7 @@ def test_workers_words_are_marked_and_an_environment_worker_has_no_jax():
 
 
 def test_who_waits_for_whom_is_told():
-    graph = shoal.trace(PPO(**SMALL), world(seconds=0.4), envs=2)
+    graph = shoal.trace(PLAIN, world(seconds=0.4), envs=2)
     plan = shoal.plan(graph, shoal.single_learner_fine(2), ONE)
     found = []
     watching = Watching(lambda *_: None, stand=lambda standing: found.append(standing()))
@@ -264,9 +273,9 @@ def test_a_killed_learner_stops_the_run_and_the_newest_state_is_kept():
 
 COMMAND = """
 import sys, shoal
-from shoal.algorithms import PPO
+from conformance.plain import Plain
 env = shoal.envs.make({world!r}, seconds=1e-3)
-shoal.train(PPO(**{small!r}), env, shoal.{policy}, envs=4, ticks=100000, backend="processes",
+shoal.train(Plain(), env, shoal.{policy}, envs=4, ticks=100000, backend="processes",
             folder={folder!r}, name="run")
 """
 
@@ -274,7 +283,7 @@ shoal.train(PPO(**{small!r}), env, shoal.{policy}, envs=4, ticks=100000, backend
 @pytest.mark.parametrize("policy", ["single_learner_fine(2)", "impala(2)"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_driver_leaves_nothing_running(tmp_path, policy, number):
-    code = COMMAND.format(world=WORLD, small=SMALL, policy=policy, folder=str(tmp_path))
+    code = COMMAND.format(world=WORLD, policy=policy, folder=str(tmp_path))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     driver = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.jsonl"

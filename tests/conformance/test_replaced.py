@@ -13,9 +13,9 @@ from jax import lax
 
 import shoal
 from conformance.test_hosts import hosts
-from conformance.test_processes import SMALL, children, nothing_left, world
+from conformance.test_processes import PLAIN, children, nothing_left, world
 from laws.cases import ENVS, ONE, graph_of, start_of
-from shoal.algorithms import A2C, PPO
+from shoal.algorithms import A2C
 from shoal.errors import RunError
 from shoal.planning.policies import central, impala
 from shoal.runs import with_new_episodes
@@ -54,7 +54,7 @@ class Seen:
 
 
 def on_world(**settings):
-    return shoal.trace(PPO(**SMALL), world(**settings), envs=ENVS)
+    return shoal.trace(PLAIN, world(**settings), envs=ENVS)
 
 
 def lost_once(flag):
@@ -197,7 +197,7 @@ def test_one_that_is_lost_again_and_again_stops_the_run_with_its_own_error():
 def test_a_loss_is_told_in_the_run_s_folder(tmp_path):
     env = world(**lost_once(tmp_path / "died"))
     trained = shoal.train(
-        PPO(**SMALL), env, impala(2, 1, 3), envs=ENVS, ticks=60, backend="processes",
+        PLAIN, env, impala(2, 1, 3), envs=ENVS, ticks=60, backend="processes",
         restarts=1, folder=tmp_path, name="run",
     )  # fmt: skip
     summary = json.loads((trained.folder / "summary.json").read_text())

@@ -54,6 +54,16 @@ LAGGED = {
     ("own", 1): own_policy(lag=1),
 }
 LOOPS = pytest.mark.parametrize("loop", [CHASE, PPO])
+# The cheap loop under every policy, and PPO, which is cut in the same places, under one of a kind.
+FOR_PPO = ("fused(4)", "coarse(2)", "fine(2)", "multi_learner(2)", "decoupled(2,2,2)")
+
+
+def cells(names):
+    """Every loop under every policy; what is slow is run by `make test-slow`."""
+    for name in names:
+        yield pytest.param("chase", name)
+        marks = () if name in FOR_PPO else (pytest.mark.slow,)
+        yield pytest.param("ppo", name, marks=(no_gymnax, *marks))
 
 
 def state_after(plan, backend, loop):
@@ -88,8 +98,7 @@ def test_the_fused_program_is_the_loop(loop):
     assert largest(fused(loop), named(loop, ticks(start_of(loop)))) < TOLERANCE
 
 
-@LOOPS
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("loop", "name"), [*cells(POLICIES)])
 def test_every_cut_gives_the_fused_numbers(loop, name):
     plan = shoal.plan(graph_of(loop), POLICIES[name], FOUR)
     inline = state_after(plan, "inline", loop)
@@ -97,8 +106,7 @@ def test_every_cut_gives_the_fused_numbers(loop, name):
     assert largest(state_after(plan, "threads", loop), inline) == 0
 
 
-@LOOPS
-@pytest.mark.parametrize("name", AGREEING)
+@pytest.mark.parametrize(("loop", "name"), [*cells(AGREEING)])
 def test_replicas_that_share_a_device_give_the_fused_numbers(loop, name):
     plan = shoal.plan(graph_of(loop), POLICIES[name], ONE)
     assert largest(state_after(plan, "inline", loop), fused(loop)) < TOLERANCE
@@ -107,7 +115,10 @@ def test_replicas_that_share_a_device_give_the_fused_numbers(loop, name):
 @pytest.mark.parametrize(
     ("loop", "name", "lag"),
     [pytest.param("chase", *key) for key in LAGGED]
-    + [pytest.param("ppo", *key, marks=no_gymnax) for key in [*LAGGED][:1] + [*LAGGED][-2:-1]],
+    + [
+        pytest.param("ppo", "coarse(2)", 1, marks=no_gymnax),
+        pytest.param("ppo", "decoupled(2,2,2)", 2, marks=(no_gymnax, pytest.mark.slow)),
+    ],
 )
 def test_a_lag_is_a_delay_of_the_fused_program(loop, name, lag):
     plan = shoal.plan(graph_of(loop), LAGGED[name, lag], FOUR)
@@ -131,7 +142,7 @@ def test_the_delayed_reference_is_the_loop_with_a_delay_written_by_hand(lag):
     assert largest(got, named("chase", state)) < TOLERANCE
 
 
-@LOOPS
+@pytest.mark.parametrize("loop", [CHASE, pytest.param("ppo", marks=(no_gymnax, pytest.mark.slow))])
 def test_the_same_seed_gives_the_same_state_with_1_2_and_4_replicas(loop):
     plans = [shoal.plan(graph_of(loop), shoal.single_learner_coarse(n), ONE) for n in (1, 2, 4)]
     one, two, four = (state_after(plan, "threads", loop) for plan in plans)
