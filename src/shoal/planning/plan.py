@@ -43,6 +43,11 @@ class Plan:
     places: Mapping[str, tuple[Place, ...]]
     apart: bool = False  # replicas that agree run each in a process of its own
 
+    @cached_property
+    def lowered(self) -> dict[str, Any]:
+        """The programs of fragments that this process has run, for the next run of this plan."""
+        return {}
+
     @property
     def graph(self) -> Graph:
         """The graph that runs."""

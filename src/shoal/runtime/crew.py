@@ -16,7 +16,7 @@ from shoal.planning.plan import Plan
 from shoal.runtime.channels import Message
 from shoal.runtime.fire import Turn
 from shoal.runtime.gates import make_cell
-from shoal.runtime.lower import Lowering
+from shoal.runtime.lower import Lowering, lowering_of
 from shoal.runtime.operations import HostCall, Program, Segment, walk
 from shoal.runtime.worker import Runs
 from shoal.tracing.hosting import Task
@@ -31,7 +31,7 @@ class CompiledCrew:
 
     def __init__(self, plan: Plan, program: Program) -> None:
         self.plan, self.program = plan, program
-        self.lowering = Lowering(plan, program.fragment)
+        self.lowering = lowering_of(plan, program.fragment)
         self.is_served = plan.distribution.clients(program.fragment) is not None
         self.is_free = program.fragment in plan.free
         self.is_copied = plan.is_copied

@@ -157,8 +157,18 @@ class Lowering:
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])
         return NamedSharding(self.mesh, spec(self.lay(value)))
 
+    @cached_property
+    def compiled(self) -> dict[Any, Any]:
+        """What was compiled before, for another run of the same plan."""
+        return {}
+
     def compile(self, segment: Segment) -> Compiled:
         """A segment as a jitted function of what it reads."""
+        if segment not in self.compiled:
+            self.compiled[segment] = self._compile(segment)
+        return self.compiled[segment]
+
+    def _compile(self, segment: Segment) -> Compiled:
         donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
         ins, outs = self.lays(segment.reads), self.lays(segment.writes)
 
@@ -330,6 +340,11 @@ class Lowering:
 
     def _makes(self, body: tuple[Instruction, ...], value: str) -> bool:
         return self.fragment in self.plan.sites.holders(value, self.plan.homes)
+
+
+def lowering_of(plan: Plan, fragment: str) -> Lowering:
+    """How a fragment becomes XLA programs, which all runs of a plan in this process share."""
+    return plan.lowered.setdefault(fragment, Lowering(plan, fragment))
 
 
 @contextmanager

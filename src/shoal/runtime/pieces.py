@@ -21,7 +21,7 @@ from shoal.runtime.fire import Replica
 from shoal.runtime.gates import make_cell, make_sheets
 from shoal.runtime.inprocess import InProcessChannel, make_channels
 from shoal.runtime.limit import Limit
-from shoal.runtime.lower import Lowering
+from shoal.runtime.lower import Lowering, lowering_of
 from shoal.runtime.operations import Program
 from shoal.runtime.plain import PlainCrew
 from shoal.runtime.snapshot import (
@@ -45,7 +45,7 @@ def make_crew(plan: Plan, program: Program) -> CompiledCrew | PlainCrew:
 def make_plain_crew(plan: Plan, program: Program) -> PlainCrew:
     """What the ends of a fragment share that has no compiled segments."""
     fragment = program.fragment
-    tasks = make_tasks(Lowering(plan, fragment), program)
+    tasks = make_tasks(lowering_of(plan, fragment), program)
     cells = {name: make_cell(value) for name, value in plan.graph.values.items()}
     ends = plan.ends(fragment)
     return PlainCrew(program, tasks, cells, ends, plan.graph.envs // ends, fragment in plan.free)

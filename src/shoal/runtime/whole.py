@@ -16,7 +16,7 @@ from shoal.planning.plan import Plan
 from shoal.runtime.blame import bad_metrics, not_finite
 from shoal.runtime.collect import Shown
 from shoal.runtime.limit import Limit
-from shoal.runtime.lower import PART, Lay, Lowering
+from shoal.runtime.lower import PART, Lay, Lowering, lowering_of
 from shoal.runtime.operations import Program, Segment
 from shoal.runtime.snapshot import Snapshot
 from shoal.runtime.worker import Failure
@@ -25,6 +25,14 @@ MOST_TICKS = 64
 SECONDS_A_CALL = 0.25
 
 Many = Callable[..., tuple[list[Any], list[Any]]]
+
+
+def compiled_many(lowering: Lowering, program: Program, most: int) -> Many:
+    """What `compile_many` gives, once for all runs of a plan."""
+    key = program, most
+    if key not in lowering.compiled:
+        lowering.compiled[key] = compile_many(lowering, program, most)
+    return lowering.compiled[key]
 
 
 def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
@@ -75,7 +83,7 @@ class Whole:
 
     def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
         self._plan, self._program, self._values = plan, program, dict(start.values)
-        self._lowering = Lowering(plan, program.fragment)
+        self._lowering = lowering_of(plan, program.fragment)
         self._is_copied = plan.is_copied
         self._uses_up = start.is_owned and not plan.is_copied
         self._carry = [self._place(b) for b, _ in program.carry]
@@ -108,7 +116,7 @@ class Whole:
             self._fault = Failure((self._program.fragment, 0), self._done, error)
 
     def _run(self, limit: Limit) -> None:
-        many = compile_many(self._lowering, self._program, MOST_TICKS)
+        many = compiled_many(self._lowering, self._program, MOST_TICKS)
         size, begun, sent, answered = 1, 0.0, self._under_way, 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
