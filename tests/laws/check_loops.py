@@ -179,9 +179,10 @@ def start_of(delay: int, envs: int) -> dict[str, Any]:
 
 def told(error: BaseException) -> str:
     """An error in one line, and where it was raised."""
-    cause = error
-    while cause.__cause__ is not None:
+    cause, seen = error, {error}
+    while cause.__cause__ is not None and cause.__cause__ not in seen:
         cause = cause.__cause__
+        seen.add(cause)
     trail = traceback.extract_tb(cause.__traceback__)
     own = [f for f in trail if "shoal" in f.filename] or trail[-1:]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
