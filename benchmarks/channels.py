@@ -22,11 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from peers.made import python_of
+from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
 from shoal.planning.policy import Queue
-from shoal.runtime.fire import Gate
-from shoal.runtime.gates import Cell, Sheet
-from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
-from shoal.runtime.shm import Rings, ShmChannel
+from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+from shoal.runtime.channels.shm import Rings, ShmChannel
 
 HERE = Path(__file__).parent
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
@@ -53,15 +52,15 @@ class Line:
 
     def __init__(self, size: int) -> None:
         capacity = SLOTS[size]
-        cells = (Cell("x", (size,), "uint8", None),)
+        cells = (ArraySpec("x", (size,), "uint8", None),)
         there = Gate("there", "w", "r", ((0,),), Queue(capacity), capacity)
         back = Gate("back", "r", "w", ((0,),), Queue(capacity), capacity)
-        sheets = {gate.name: Sheet(gate, cells, 1, 1) for gate in (there, back)}
+        sheets = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
         room = Room()
         bells, rings = room.take(2 * LINE), Rings.plan(sheets, room)
         memory = Memory.make(room.size)
         self.bells = {
-            f: FutexBell(memory, bells + i * LINE, SPIN) for i, f in enumerate(("w", "r"))
+            f: FutexWaker(memory, bells + i * LINE, SPIN) for i, f in enumerate(("w", "r"))
         }
         self.channels = rings.open(memory)
         for channel in self.channels.values():

@@ -1,6 +1,6 @@
 """What a checkpoint costs: seconds to write and read one, and what it takes from the loop.
 
-Run: python benchmarks/checkpoints.py
+Run: python benchmarks/runs/checkpoints.py
 """
 
 import shutil
@@ -13,8 +13,8 @@ import numpy as np
 
 import shoal
 from shoal.algorithms import PPO
-from shoal.checkpoints import read, write
-from shoal.runtime.snapshot import Snapshot
+from shoal.runs.checkpoints import read, write
+from shoal.runtime.execution.snapshot import Snapshot
 
 SIZES = (0.2, 10, 100)  # MB
 TICKS = 300

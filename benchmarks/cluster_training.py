@@ -27,7 +27,7 @@ import shoal
 from peers.made import python_of
 from shoal.algorithms import IMPALA, PPO
 from shoal.envs.registry import make
-from shoal.runtime.on_ray import ray_cluster
+from shoal.runtime.cluster.ray import ray_cluster
 
 HERE = Path(__file__).parent
 ACTORS, WARM, PPO_STEPS, EPOCHS, MINIBATCHES = 2, 20, 128, 4, 4

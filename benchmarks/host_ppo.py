@@ -209,23 +209,31 @@ class Clock:
 
 def watched() -> Clock:
     """A clock on everything that workers call, from now on."""
-    from shoal.runtime.crew import CompiledCrew
-    from shoal.runtime.worker import Worker
+    from shoal.runtime.execution.compiled_executor import CompiledExecutor
+    from shoal.runtime.execution.replica_runner import ReplicaRunner
 
     clock = Clock({})
-    run = clock.on(CompiledCrew.run, lambda crew, *_: f"{crew.program.fragment}: calls of programs")
+    run = clock.on(
+        CompiledExecutor.run, lambda crew, *_: f"{crew.program.fragment}: calls of programs"
+    )
 
-    def to_the_end(crew: CompiledCrew, *args: Any) -> Any:
+    def to_the_end(crew: CompiledExecutor, *args: Any) -> Any:
         return jax.block_until_ready(run(crew, *args))
 
-    CompiledCrew.run = clock.on(to_the_end, lambda crew, *_: f"{crew.program.fragment}: programs")
+    CompiledExecutor.run = clock.on(
+        to_the_end, lambda crew, *_: f"{crew.program.fragment}: programs"
+    )
     for method, label in {
         "_call": "actor: environments",
         "_by_hand": "actor: slices and stacks",
         "_take": "channels: take",
         "_put": "channels: put",
     }.items():
-        setattr(Worker, method, clock.on(getattr(Worker, method), lambda *_, label=label: label))
+        setattr(
+            ReplicaRunner,
+            method,
+            clock.on(getattr(ReplicaRunner, method), lambda *_, label=label: label),
+        )
     return clock
 
 

@@ -51,26 +51,27 @@ class Ends:
     """Shoal channels from worker 0 to worker 1 and back, as one of them sees them."""
 
     def __init__(self, me: int, job: Job) -> None:
+        from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
         from shoal.planning.policy import Queue
-        from shoal.runtime.fire import Gate
-        from shoal.runtime.gates import Cell, Sheet
-        from shoal.runtime.joining import join_lines
-        from shoal.runtime.lines import Lines
-        from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
-        from shoal.runtime.porter import Wakes
-        from shoal.runtime.shm import Rings
+        from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+        from shoal.runtime.channels.shm import Rings
+        from shoal.runtime.net.connection_reader import Wakes
+        from shoal.runtime.net.joining import join_lines
+        from shoal.runtime.net.remote_channels import RemoteChannels
 
         size = job.size or SMALL
-        cells = (Cell("x", (size,), "uint8", None),)
+        cells = (ArraySpec("x", (size,), "uint8", None),)
         there = Gate("there", "w", "r", ((0,),), Queue(job.slots), job.slots)
         back = Gate("back", "r", "w", ((0,),), Queue(job.slots), job.slots)
         room = Room()
-        sheets = {gate.name: Sheet(gate, cells, 1, 1) for gate in (there, back)}
+        sheets = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
         rings = Rings.plan(sheets, room)
         where = tuple((host, job.port + i) for i, host in enumerate(job.addresses))
-        lines = Lines(rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32)
+        lines = RemoteChannels(
+            rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32
+        )
         join_fences()
-        bell, door = FutexBell(Memory.make(LINE), 0), socket.create_server(where[me])
+        bell, door = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
         board = (lambda: None), (lambda *_: None)  # nothing to stop for, nobody to lose
         bells = {"w": [bell], "r": [bell]}
         self.links, channels = join_lines(lines, me, door, board, bells)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
         Serve,
         Wire,
     )
-    from shoal.playing import load
-    from shoal.resuming import resume
+    from shoal.runs.playing import load
+    from shoal.runs.resuming import resume
+    from shoal.runs.training import plan, train, verify
     from shoal.runtime.run import run
     from shoal.tracing.agree import (
         gather,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from shoal.tracing.interpret import interpret
     from shoal.tracing.stage import host, stage
     from shoal.tracing.trace import trace
-    from shoal.training import plan, train, verify
 
 __version__ = "0.1.0"
 
@@ -83,15 +83,15 @@ _HOMES = {
     "host": "shoal.tracing.stage",
     "impala": "shoal.planning.policies",
     "interpret": "shoal.tracing.interpret",
-    "load": "shoal.playing",
+    "load": "shoal.runs.playing",
     "looked_on": "shoal.planning.policies",
     "max": "shoal.tracing.agree",
     "mean": "shoal.tracing.agree",
     "min": "shoal.tracing.agree",
     "moments": "shoal.tracing.agree",
     "multi_learner": "shoal.planning.policies",
-    "plan": "shoal.training",
-    "resume": "shoal.resuming",
+    "plan": "shoal.runs.training",
+    "resume": "shoal.runs.resuming",
     "run": "shoal.runtime.run",
     "sebulba": "shoal.planning.policies",
     "single_learner_coarse": "shoal.planning.policies",
@@ -101,8 +101,8 @@ _HOMES = {
     "sum": "shoal.tracing.agree",
     "weighted_mean": "shoal.tracing.agree",
     "trace": "shoal.tracing.trace",
-    "train": "shoal.training",
-    "verify": "shoal.training",
+    "train": "shoal.runs.training",
+    "verify": "shoal.runs.training",
 }
 
 __all__ = [

@@ -16,13 +16,12 @@ from multiprocessing import reduction
 
 import numpy as np
 
+from shoal.planning.channel_specs import ADMITTED, ArraySpec, ChannelSpec, Gate, pieces
 from shoal.planning.policy import Flow, Queue, lag_of, takes_some
-from shoal.runtime.fire import Gate
-from shoal.runtime.gates import ADMITTED, Cell, Sheet, pieces
-from shoal.runtime.memory import LINE, FutexBell, Memory, Room, join_fences
-from shoal.runtime.shm import Rings
-from shoal.runtime.team import Stopped
-from shoal.runtime.threads import ThreadBell
+from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+from shoal.runtime.channels.shm import Rings
+from shoal.runtime.execution.scheduler import Stopped
+from shoal.runtime.execution.threads import ThreadWaker
 
 HANG = 60.0  # seconds after which something that has to happen counts as never happening
 VALUES = ("rows", "shared", "stacked")
@@ -30,16 +29,16 @@ VALUES = ("rows", "shared", "stacked")
 
 def make_sheet(
     flow: Flow, writers: int, readers: int, values: str = "rows", rows: int = 0
-) -> Sheet:
+) -> ChannelSpec:
     """A channel from `w` to `r` with values of one kind beside rows and what is shared."""
     rows = rows or 2 * writers * readers
     cells = {
-        "rows": (Cell("x", (rows, 3), "float32", 0), Cell("y", (2, rows), "int64", 1)),
-        "shared": (Cell("p", (4,), "float32", None), Cell("q", (), "int32", None)),
+        "rows": (ArraySpec("x", (rows, 3), "float32", 0), ArraySpec("y", (2, rows), "int64", 1)),
+        "shared": (ArraySpec("p", (4,), "float32", None), ArraySpec("q", (), "int32", None)),
         "stacked": (
-            Cell("x", (rows, 3), "float32", 0),
-            Cell("s", (), "float32", None, stacked=True),
-            Cell("v", (2,), "int64", None, stacked=True),
+            ArraySpec("x", (rows, 3), "float32", 0),
+            ArraySpec("s", (), "float32", None, stacked=True),
+            ArraySpec("v", (2,), "int64", None, stacked=True),
         ),
     }[values]
     everyone = values == "stacked" or takes_some(flow)
@@ -51,17 +50,17 @@ def make_sheet(
     capacity = flow.capacity if isinstance(flow, Queue) else lag_of(flow) + 2
     admits = ADMITTED if takes_some(flow) else 0
     gate = Gate("c", "w", "r", tuple(sources), flow, capacity, admits)
-    return Sheet(gate, cells, writers, rows)
+    return ChannelSpec(gate, cells, writers, rows)
 
 
-def made(sheet: Sheet, writer: int, number: int) -> dict[str, np.ndarray]:
+def made(sheet: ChannelSpec, writer: int, number: int) -> dict[str, np.ndarray]:
     """The message of that number from that writer's end; no two have anything in common."""
     wide = sheet.rows // sheet.writers
     rows = 1000 * number + np.arange(writer * wide, (writer + 1) * wide)
     return {c.name: _fill(c, rows, 1000 * number + writer) for c in sheet.cells}
 
 
-def seen(sheet: Sheet, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+def seen(sheet: ChannelSpec, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """What a reader's end has to see of these messages."""
     if takes_some(sheet.gate.flow):
         wide = sheet.rows // sheet.writers
@@ -77,7 +76,7 @@ def seen(sheet: Sheet, reader: int, turns: list[tuple[int, int]]) -> dict[str, n
     }
 
 
-def _fill(cell: Cell, rows: np.ndarray, shared: int) -> np.ndarray:
+def _fill(cell: ArraySpec, rows: np.ndarray, shared: int) -> np.ndarray:
     if cell.axis is None:
         return np.full(cell.shape, shared, cell.dtype)
     shape = [1] * len(cell.shape)
@@ -85,7 +84,7 @@ def _fill(cell: Cell, rows: np.ndarray, shared: int) -> np.ndarray:
     return np.broadcast_to(rows.reshape(shape), cell.rows(len(rows))).astype(cell.dtype)
 
 
-def check_seen(sheet: Sheet, reader: int, turns: list, message: dict) -> None:
+def check_seen(sheet: ChannelSpec, reader: int, turns: list, message: dict) -> None:
     """The message is what was sent, gathered and scattered as it should be."""
     wanted = seen(sheet, reader, turns)
     assert set(message) == set(wanted)
@@ -116,25 +115,25 @@ class Hall:
             bell.ring()
 
 
-def ends_of(sheets: dict[str, Sheet]) -> list[tuple[str, int]]:
+def ends_of(sheets: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
     """Every end that there is, writers first."""
     sheet = next(s for s in sheets.values() if s.gate.writer == "w")
     return [("w", i) for i in range(sheet.writers)] + [("r", i) for i in range(sheet.readers)]
 
 
-def local_hall(sheets: dict[str, Sheet]) -> Hall:
+def local_hall(sheets: dict[str, ChannelSpec]) -> Hall:
     """Channels inside this process."""
-    from shoal.runtime.inprocess import make_channels
+    from shoal.runtime.channels.in_process import make_channels
 
     stop = threading.Event()
-    bells = {end: ThreadBell(stop) for end in ends_of(sheets)}
+    bells = {end: ThreadWaker(stop) for end in ends_of(sheets)}
     return Hall(make_channels(sheets, {"w": None, "r": None}), bells, stop.set)
 
 
 class Shared:
     """Channels in shared memory, to be opened in any process that is given this."""
 
-    def __init__(self, sheets: dict[str, Sheet], memory: Memory | None = None) -> None:
+    def __init__(self, sheets: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
         self.sheets = sheets
         room = Room()
         self.halted, self.bells = room.take(LINE), room.take(len(ends_of(sheets)) * LINE)
@@ -154,7 +153,7 @@ class Shared:
                 raise Stopped
 
         bells = {
-            end: FutexBell(self.memory, self.bells + i * LINE, check=check)
+            end: FutexWaker(self.memory, self.bells + i * LINE, check=check)
             for i, end in enumerate(ends_of(self.sheets))
         }
         return Hall(self.rings.open(self.memory), bells, lambda: word.__setitem__(0, 1))
@@ -171,7 +170,7 @@ class Shared:
         ] == 1  # fmt: skip
 
 
-def _opened(sheets: dict[str, Sheet], fd, size: int) -> Shared:
+def _opened(sheets: dict[str, ChannelSpec], fd, size: int) -> Shared:
     return Shared(sheets, Memory(fd.detach(), size))
 
 
@@ -194,7 +193,9 @@ class Thread:
 
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["shoal.runtime.shm", "shoal.runtime.team"])
+_PROCESSES.set_forkserver_preload(
+    ["shoal.runtime.channels.shm", "shoal.runtime.execution.scheduler"]
+)
 
 
 class Process:
@@ -239,7 +240,7 @@ LINES = {"shared": Shared}
 class Meeting:
     """Channels and their ends at work, in threads or processes."""
 
-    def __init__(self, kind: str, carry: str, sheets: dict[str, Sheet]) -> None:
+    def __init__(self, kind: str, carry: str, sheets: dict[str, ChannelSpec]) -> None:
         self.line = None if carry == "in process" else LINES[carry](sheets)
         if carry == "tcp":
             self.line.together = kind == THREADS
@@ -248,7 +249,7 @@ class Meeting:
         self.start = partial(*((Process, self.line) if kind == PROCESSES else (Thread, self.hall)))
 
 
-def one_line(*args, **kwargs) -> dict[str, Sheet]:
+def one_line(*args, **kwargs) -> dict[str, ChannelSpec]:
     """One channel, as `make_sheet` makes it."""
     return {"c": make_sheet(*args, **kwargs)}
 

@@ -6,7 +6,7 @@ import struct
 import threading
 from contextlib import suppress
 
-from shoal.runtime.sockets import listen
+from shoal.runtime.net.sockets import listen
 
 RESET = struct.pack("ii", 1, 0)  # lingering for no time: the other side sees a reset
 

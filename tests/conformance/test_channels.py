@@ -27,7 +27,7 @@ from conformance.lines import (
 )
 from conformance.wired import Wired
 from shoal.planning.policy import Latest, Lockstep, Packed, Queue, lag_of, takes_some
-from shoal.runtime.team import Stopped
+from shoal.runtime.execution.scheduler import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
 

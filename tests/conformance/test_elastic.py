@@ -11,15 +11,15 @@ from conformance.test_replaced import Enough
 from laws.cases import ONE, cluster, cpu, graph_of, start_of
 from shoal.cli.main import main
 from shoal.errors import CutError, SettingError
+from shoal.planning.fragment_program import write_program
 from shoal.planning.policies import impala
 from shoal.planning.policy import Fragment
-from shoal.records import write_json
-from shoal.runtime.again import Care
-from shoal.runtime.hire import Hiring
-from shoal.runtime.program import write_program
-from shoal.runtime.roster import Change, Roster
-from shoal.runtime.run import Watching
-from shoal.runtime.snapshot import Snapshot
+from shoal.runs.records import write_json
+from shoal.runtime.cluster.assignment import ProcessAssignment
+from shoal.runtime.cluster.recovery import RecoveryPolicy
+from shoal.runtime.cluster.replica_set import ReplicaSet, ScaleAction
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.run import RunCallbacks
 
 pytest.importorskip("gymnasium")
 __all__ = ["nothing_left"]
@@ -46,10 +46,12 @@ class Crowded:
         return {"actor": self.counts[0]} if self.counts and self.ticks else {}
 
     def run(self, plan, backend="processes"):
-        watching = Watching(self.see, stand=self.stand, scale=self.scale)
+        watching = RunCallbacks(self.see, stand=self.stand, scale=self.scale)
         state = start_of("chase")
         with pytest.raises(Enough):
-            Care(say=self.said.append).run(plan, backend, ticks=10**9, state=state, watch=watching)
+            RecoveryPolicy(say=self.said.append).run(
+                plan, backend, ticks=10**9, state=state, watch=watching
+            )
         assert self.ticks == list(range(len(self.ticks))), "nobody went back"
         return self.reached
 
@@ -83,7 +85,7 @@ def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
 
 def roster_of(plan):
     programs = {f.name: write_program(plan, f.name) for f in plan.distribution.fragments}
-    return Roster(plan, Hiring(plan, programs, "", Snapshot(0, {})).seats)
+    return ReplicaSet(plan, ProcessAssignment(plan, programs, "", Snapshot(0, {})).seats)
 
 
 def test_who_comes_and_goes_is_decided_within_the_bounds():
@@ -93,11 +95,11 @@ def test_who_comes_and_goes_is_decided_within_the_bounds():
         "actor: 4 replicas, as was asked",
         "`learner` has a fixed number of replicas, and stays as it is",
     ]
-    assert list(roster.changes()) == [Change(2, comes=True), Change(3, comes=True)]
+    assert list(roster.changes()) == [ScaleAction(2, comes=True), ScaleAction(3, comes=True)]
     roster.present |= {2, 3}
     assert roster.can_spare(3)
     assert list(roster.want({"actor": 0})) == ["actor: 2 replicas, as was asked"]
-    assert list(roster.changes()) == [Change(2, comes=False), Change(3, comes=False)]
+    assert list(roster.changes()) == [ScaleAction(2, comes=False), ScaleAction(3, comes=False)]
     roster.leaving |= {2, 3}
     assert list(roster.changes()) == []
     roster.leave([2, 3])

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from conformance.lines import HANG, until
 from shoal.errors import RunError
-from shoal.runtime import greeting, links
-from shoal.runtime.frames import DATA, HEAD, TAKEN, VERSION, Frame, Terms
-from shoal.runtime.greeting import CLAIM, HELLO, NONCE, TOKEN, NotAdmitted, Pass
-from shoal.runtime.links import Links
-from shoal.runtime.sockets import listen
+from shoal.runtime.net import connections as links
+from shoal.runtime.net import handshake as greeting
+from shoal.runtime.net.connections import Connections
+from shoal.runtime.net.framing import DATA, HEAD, TAKEN, VERSION, Frame, Terms
+from shoal.runtime.net.handshake import CLAIM, HELLO, NONCE, TOKEN, Credentials, ProtocolError
+from shoal.runtime.net.sockets import listen
 
-KNOWN = Pass(b"t" * TOKEN, greeting.digest("the channels"))
-STRANGE = Pass(b"x" * TOKEN, KNOWN.layout)
+KNOWN = Credentials(b"t" * TOKEN, greeting.digest("the channels"))
+STRANGE = Credentials(b"x" * TOKEN, KNOWN.layout)
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def door(monkeypatch, seconds=HANG):
     """Worker 0, which waits for worker 1 to connect: its links, address and what it says."""
     monkeypatch.setattr(links, "GREETING", seconds)
     said, listener = [], listen()
-    mine = Links(0, ("env[0]", "learner[0]"), KNOWN, say=said.append)
+    mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=said.append)
     address = listener.getsockname()
     waiting = threading.Thread(target=mine.join, args=(listener, [1], [address] * 2), daemon=True)
     waiting.start()
@@ -39,7 +40,7 @@ def door(monkeypatch, seconds=HANG):
 
 def comes_in(address, known=KNOWN, me=1):
     """A worker that connects."""
-    theirs = Links(me, ("env[0]", "learner[0]", "env[1]"), known)
+    theirs = Connections(me, ("env[0]", "learner[0]", "env[1]"), known)
     theirs.join(listen(), [0], [address] * 3)
     return theirs
 
@@ -74,7 +75,10 @@ def spoilt_version(sock):
         (spoilt_version, f"it speaks version {VERSION + 1}, and this is version {VERSION}"),
         (lambda sock: claim_of(sock, ends=(7, 0, 0)), "worker 7 isn't expected here"),
         (lambda sock: claim_of(sock, ends=(1, 3, 0)), "worker 1 looks for worker 3, and this is 0"),
-        (lambda sock: claim_of(sock, Pass(KNOWN.token, b"o" * 32)), "another plan's channels"),
+        (
+            lambda sock: claim_of(sock, Credentials(KNOWN.token, b"o" * 32)),
+            "another plan's channels",
+        ),
     ],
     ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan"],
 )
@@ -125,7 +129,7 @@ def test_many_who_say_nothing_keep_nobody_out(monkeypatch):
 
 def test_of_very_many_refusals_only_some_are_logged():
     said = []
-    mine = Links(0, ("a",), KNOWN, say=said.append)
+    mine = Connections(0, ("a",), KNOWN, say=said.append)
     for _ in range(10_000):
         mine._note("a stranger")
     assert len(said) < 40
@@ -134,7 +138,7 @@ def test_of_very_many_refusals_only_some_are_logged():
 def test_a_worker_does_not_believe_a_listener_without_the_token(monkeypatch):
     monkeypatch.setattr(links, "PATIENCE", 0.5)
     listener = listen()
-    false = Links(0, ("env[0]", "learner[0]"), STRANGE, say=lambda line: None)
+    false = Connections(0, ("env[0]", "learner[0]"), STRANGE, say=lambda line: None)
     threading.Thread(target=false._admit, args=(listener, {1}), daemon=True).start()
     with pytest.raises(RunError, match=r"worker env\[0\] can't be reached at 127.0.0.1"):
         comes_in(listener.getsockname())
@@ -147,7 +151,7 @@ def test_listening_is_on_loopback_unless_told_otherwise():
         assert sock.getsockname()[0] == "127.0.0.1"
 
 
-class Ears:
+class FrameHandler:
     """Hears nothing."""
 
     def room(self, frame):
@@ -176,13 +180,13 @@ def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends
     monkeypatch.setattr(links, "GRACE", 0.0)
     monkeypatch.setattr(links, "REJOIN", 0.0)
     listener, woken = listen(), threading.Event()
-    mine = Links(0, ("env[0]", "learner[0]"), KNOWN, say=lambda line: None)
+    mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=lambda line: None)
     args = listener, [1], [listener.getsockname()] * 2
     waiting = threading.Thread(target=mine.join, args=args)
     waiting.start()
     theirs = comes_in(listener.getsockname())
     waiting.join(HANG)
-    mine.read({1: Terms.of({(DATA, 0, 0): (8, 8)})}, Ears(), woken.set)
+    mine.read({1: Terms.of({(DATA, 0, 0): (8, 8)})}, FrameHandler(), woken.set)
     sock = theirs.links[0].sock
     sock.sendall(sends)
     sock.shutdown(socket.SHUT_WR)
@@ -195,7 +199,7 @@ def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.binary(max_size=CLAIM.size + 4))
 def test_nothing_but_a_proof_is_let_in(data):
-    with pytest.raises(NotAdmitted):
+    with pytest.raises(ProtocolError):
         greeting.welcome(KNOWN, 0, b"n" * NONCE, data)
 
 
@@ -203,7 +207,7 @@ def test_a_token_is_never_printed():
     assert KNOWN.token.decode() not in repr(KNOWN)
 
 
-class Listed(Ears):
+class Listed(FrameHandler):
     """Notes who is gone, and tells who comes in the place of one nothing."""
 
     def __init__(self):
@@ -219,7 +223,7 @@ class Listed(Ears):
 
 def takes_place(address, me, life):
     """A worker that takes the place of another; those of its party are yet to come."""
-    theirs = Links(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN)
+    theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN)
     theirs.parties, theirs.life = (frozenset({1, 2}),), life
     theirs.join(None, [0], [address] * 3)
     return theirs
@@ -227,7 +231,7 @@ def takes_place(address, me, life):
 
 def test_who_takes_a_place_sends_away_those_who_were_there_before_and_they_stay_away(monkeypatch):
     said, listener = [], listen()
-    mine = Links(0, ("learner[0]", "env[0]", "inference[0]"), KNOWN, say=said.append)
+    mine = Connections(0, ("learner[0]", "env[0]", "inference[0]"), KNOWN, say=said.append)
     mine.parties, mine.told_by = (frozenset({1, 2}),), {1: 0, 2: 0}
     address = listener.getsockname()
     waiting = threading.Thread(target=mine.join, args=(listener, [1, 2], [address] * 3))

@@ -13,10 +13,10 @@ from conformance.lines import make_sheet
 from conformance.test_processes import PLAIN, POLICIES, WORLD, children, fused, largest
 from conformance.wired import Wired
 from laws.cases import ENVS, cpu, graph_of, no_gymnax, start_of
+from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.policies import impala
 from shoal.planning.policy import Lockstep, Packed, Wire
-from shoal.runtime.gates import make_sheets
-from shoal.runtime.wiring import Crowd, divide
+from shoal.runtime.net.wiring import WorkerMap, divide
 
 pytest.importorskip("gymnasium")
 QUICK = ["coarse(2)", "fine, served", "decoupled(2,2,2)", "sebulba(1,2)"]
@@ -123,7 +123,7 @@ def crowd_of(writers, readers):
     """Workers of these hosts: first those that hold the writer's ends, then the reader's."""
     count = len(writers)
     ends = {"w": tuple(range(count)), "r": tuple(range(count, count + len(readers)))}
-    return Crowd(tuple(map(str, (*writers, *readers))), (*writers, *readers), ends)
+    return WorkerMap(tuple(map(str, (*writers, *readers))), (*writers, *readers), ends)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_a_channel_is_shared_memory_where_all_its_ends_share_a_host(writers, rea
 def test_a_plan_on_one_host_has_no_connections():
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), hosts(1))
     ends = {f: (0,) * plan.ends(f) for f in ("actor", "learner")}
-    assert divide(make_sheets(plan), Crowd(("all",), ("host0",), ends))[1] == {}
+    assert divide(make_channel_specs(plan), WorkerMap(("all",), ("host0",), ends))[1] == {}

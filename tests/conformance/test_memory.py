@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from conformance.lines import HANG, Process, Shared, holders, one_line, until
 from shoal.planning.policy import Lockstep
-from shoal.runtime.memory import LINE, FutexBell, Memory, Room
-from shoal.runtime.team import Stopped
+from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room
+from shoal.runtime.execution.scheduler import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -47,7 +47,7 @@ def test_words_and_arrays_are_the_same_memory_for_all_who_open_it(numbers):
 
 
 def a_bell(check=lambda: None, spin=0.0):
-    return FutexBell(Memory.make(LINE), 0, spin, check)
+    return FutexWaker(Memory.make(LINE), 0, spin, check)
 
 
 @pytest.mark.parametrize("spin", [0.0, 1e-3])
@@ -74,7 +74,7 @@ def test_a_halt_between_looking_and_sleeping_is_seen(monkeypatch):
     bell = a_bell(check)
     bell._sleep = slept.append
     # By somebody who saw nobody sleep yet, and so rang no bell.
-    monkeypatch.setattr("shoal.runtime.memory.fence", lambda: halted.append(True))
+    monkeypatch.setattr("shoal.runtime.channels.shared_memory.fence", lambda: halted.append(True))
     with pytest.raises(Stopped):
         bell.wait(lambda: False, HANG)
     assert not slept
@@ -117,7 +117,7 @@ def test_memory_is_given_back_when_nobody_has_it_any_more():
 
 FAMILY = """
 import os, signal, subprocess, sys
-from shoal.runtime.memory import Memory
+from shoal.runtime.channels.shared_memory import Memory
 if len(sys.argv) == 1:
     memory = Memory.make(1 << 20)
     child = subprocess.Popen(

@@ -17,7 +17,7 @@ import ray, shoal
 from conformance.test_processes import POLICIES, largest
 from laws.cases import graph_of, start_of
 from shoal.planning.policies import impala
-from shoal.runtime.on_ray import ray_cluster
+from shoal.runtime.cluster.ray import ray_cluster
 
 ray.init(address=sys.argv[1], log_to_driver=False)
 while len([n for n in ray.nodes() if n["Alive"]]) < 3:

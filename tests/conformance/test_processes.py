@@ -20,12 +20,12 @@ from conformance.lines import until
 from conformance.plain import Plain
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from shoal.algorithms import PPO
-from shoal.checkpoints import ticks_in
 from shoal.planning.policies import environments, impala
-from shoal.runtime.again import Care
+from shoal.runs.checkpoints import ticks_in
+from shoal.runtime.cluster.recovery import RecoveryPolicy
+from shoal.runtime.debug.verify import difference
 from shoal.runtime.logs import listening
-from shoal.runtime.run import Watching
-from shoal.runtime.verify import difference
+from shoal.runtime.run import RunCallbacks
 
 pytest.importorskip("gymnasium")
 PLAIN, SMALL_PPO = Plain(), PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
@@ -57,7 +57,9 @@ def children():
     mine = [line.split(None, 2) for line in found[1:]]
     return [
         pid for pid, parent, args in mine
-        if "shoal.runtime.child" in args and parent in (str(os.getpid()), "1") and _is_ours(pid)
+        if "shoal.runtime.cluster.worker_process" in args
+        and parent in (str(os.getpid()), "1")
+        and _is_ours(pid)
     ]  # fmt: skip
 
 
@@ -234,7 +236,7 @@ def test_who_waits_for_whom_is_told():
     graph = shoal.trace(PLAIN, world(seconds=0.4), envs=2)
     plan = shoal.plan(graph, shoal.single_learner_fine(2), ONE)
     found = []
-    watching = Watching(lambda *_: None, stand=lambda standing: found.append(standing()))
+    watching = RunCallbacks(lambda *_: None, stand=lambda standing: found.append(standing()))
     shoal.run(plan, "processes", ticks=1, watch=watching)
     waited = [workers["learner[0]"] for workers in found]
     assert any("learner[0] waits for env" in why for _, why in waited)
@@ -242,7 +244,7 @@ def test_who_waits_for_whom_is_told():
 
 
 def test_a_plan_that_needs_more_memory_than_there_is_says_how_much(monkeypatch):
-    monkeypatch.setattr("shoal.runtime.machine.free_memory", lambda: 1000)
+    monkeypatch.setattr("shoal.runtime.cluster.machine.free_memory", lambda: 1000)
     plan = shoal.plan(on_world(), shoal.single_learner_fine(2), ONE)
     with pytest.raises(shoal.ShoalError, match=r"need .*B of shared memory, and 1.0 kB are free"):
         shoal.run(plan, "processes", ticks=1)
@@ -252,7 +254,9 @@ def test_a_port_that_is_taken_is_told_of(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        monkeypatch.setattr("shoal.runtime.site.free_port", lambda host: other.getsockname()[1])
+        monkeypatch.setattr(
+            "shoal.runtime.cluster.host_agent.free_port", lambda host: other.getsockname()[1]
+        )
         plan = shoal.plan(graph_of("ppo"), shoal.multi_learner(2), ONE)
         with pytest.raises(shoal.ShoalError, match="where replicas were to meet"):
             shoal.run(plan, "processes", ticks=1, state=start_of("ppo"))
@@ -310,7 +314,7 @@ def _session(pid):
     return [
         p
         for p, parent, args in lines
-        if "shoal.runtime.child" in args and parent in (str(pid), "1")
+        if "shoal.runtime.cluster.worker_process" in args and parent in (str(pid), "1")
     ]
 
 
@@ -349,8 +353,8 @@ def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
             os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)  # its parent may still ask
 
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
-    care = Care(1, tell=lambda error, tick: went_back.append((tick, len(seen))))
-    watching = Watching(see, stand=lambda standing: None if seen else asks.append(standing))
+    care = RecoveryPolicy(1, tell=lambda error, tick: went_back.append((tick, len(seen))))
+    watching = RunCallbacks(see, stand=lambda standing: None if seen else asks.append(standing))
     result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=watching)
     assert seen == list(range(90))
     ((start, shown),) = went_back

@@ -21,9 +21,10 @@ from conformance.test_small_floats import Small  # noqa: E402
 from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
 from shoal.errors import PlaceError, RunError  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
-from shoal.runtime import hire, modules  # noqa: E402
-from shoal.runtime.again import Care  # noqa: E402
-from shoal.runtime.on_ray import knock, no_cluster, ray_cluster  # noqa: E402
+from shoal.runtime.cluster import assignment as hire  # noqa: E402
+from shoal.runtime.cluster import user_modules as modules  # noqa: E402
+from shoal.runtime.cluster.ray import knock, no_cluster, ray_cluster  # noqa: E402
+from shoal.runtime.cluster.recovery import RecoveryPolicy  # noqa: E402
 from unit.toy_loop import Toy  # noqa: E402
 
 QUICK = ["coarse(2)", "decoupled, served"]
@@ -57,7 +58,11 @@ def workers():
     """Workers of this cluster that are alive, of whichever host."""
     found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 1) for line in found.stdout.splitlines()[1:]]
-    return [int(pid) for pid, args in rows if "shoal.runtime.child" in args and _is_own(pid)]
+    return [
+        int(pid)
+        for pid, args in rows
+        if "shoal.runtime.cluster.worker_process" in args and _is_own(pid)
+    ]
 
 
 def _is_own(pid):
@@ -143,7 +148,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_what_was_kept
             killed.append(workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    care = Care(tell=lambda error, tick: told.append(str(error)))
+    care = RecoveryPolicy(tell=lambda error, tick: told.append(str(error)))
     result = care.run(plan, "ray", ticks=2000, state=start_of("chase"), watch=kill)
     assert seen == list(range(2000))
     assert "was killed by signal 9" in told[0]
@@ -159,7 +164,7 @@ def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
             os.kill(pid, signal.SIGKILL)
 
     told = []
-    care = Care(restarts=1, tell=lambda error, tick: told.append(tick))
+    care = RecoveryPolicy(restarts=1, tell=lambda error, tick: told.append(tick))
     with pytest.raises(RunError, match="was killed by signal 9"):
         care.run(plan, "ray", ticks=1_000_000, watch=see)
     assert len(told) == 1
@@ -186,7 +191,7 @@ def test_the_replicas_of_a_dead_host_move(nodes):
             nodes.remove_node(dead[0])
             nodes.add_node(num_cpus=CPUS)
 
-    care = Care(tell=lambda error, tick: told.append(str(error)))
+    care = RecoveryPolicy(tell=lambda error, tick: told.append(str(error)))
     result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
     assert "host" in told[0] or "worker" in told[0]
     assert largest(result.values, fused("chase", 3000)) < 1e-5

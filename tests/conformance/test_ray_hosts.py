@@ -9,9 +9,9 @@ import shoal  # noqa: E402
 from conformance.test_replaced import Enough  # noqa: E402
 from laws.cases import graph_of, start_of  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
-from shoal.runtime.again import Care  # noqa: E402
-from shoal.runtime.on_ray import ray_cluster  # noqa: E402
-from shoal.runtime.run import Watching  # noqa: E402
+from shoal.runtime.cluster.ray import ray_cluster  # noqa: E402
+from shoal.runtime.cluster.recovery import RecoveryPolicy  # noqa: E402
+from shoal.runtime.run import RunCallbacks  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,15 @@ class Hosts:
             raise Enough
 
     def run(self, plan):
-        care = Care(
+        care = RecoveryPolicy(
             say=self.said.append,
             replaced=self.losses.append,
             tell=lambda *told: self.again.append(told),
         )
         with pytest.raises(Enough):
-            care.run(plan, "ray", ticks=10**9, state=start_of("chase"), watch=Watching(self.see))
+            care.run(
+                plan, "ray", ticks=10**9, state=start_of("chase"), watch=RunCallbacks(self.see)
+            )
 
 
 def test_a_host_that_joins_is_made_use_of_and_one_that_leaves_is_done_without(nodes):

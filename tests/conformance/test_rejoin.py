@@ -18,10 +18,12 @@ from conformance.wired import Wired
 from laws.cases import graph_of, start_of
 from shoal.errors import LostError
 from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
-from shoal.runtime import link, processes, wiring
-from shoal.runtime import links as making
-from shoal.runtime.porter import Wakes
-from shoal.runtime.team import Stopped
+from shoal.runtime.cluster import driver as processes
+from shoal.runtime.execution.scheduler import Stopped
+from shoal.runtime.net import connection as link
+from shoal.runtime.net import connections as making
+from shoal.runtime.net import wiring
+from shoal.runtime.net.connection_reader import Wakes
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from laws.cases import ENVS, ONE, graph_of, start_of
 from shoal.algorithms import A2C
 from shoal.errors import RunError
 from shoal.planning.policies import central, impala
-from shoal.runs import with_new_episodes
-from shoal.runtime.again import Care
-from shoal.runtime.run import Watching
+from shoal.runs.job import with_new_episodes
+from shoal.runtime.cluster.recovery import RecoveryPolicy
+from shoal.runtime.run import RunCallbacks
 
 pytest.importorskip("gymnasium")
 __all__ = ["nothing_left"]
@@ -50,7 +50,7 @@ class Seen:
 
         tell = lambda *told: self.again.append(told)  # noqa: E731
         fresh = partial(with_new_episodes, plan.graph, 0)
-        return Care(restarts, tell=tell, fresh=fresh, replaced=replaced)
+        return RecoveryPolicy(restarts, tell=tell, fresh=fresh, replaced=replaced)
 
 
 def on_world(**settings):
@@ -167,9 +167,9 @@ def test_whoever_is_lost_again_and_again_those_in_step_stay_so(cluster, seed):
         _, worlds, minds = jax.tree.leaves(snapshot.values)
         kept.append((worlds == minds).all())
 
-    care = Care(100, every=0.1, replaced=told.append)
+    care = RecoveryPolicy(100, every=0.1, replaced=told.append)
     with pytest.raises(Enough):
-        care.run(plan, "processes", ticks=10**9, watch=Watching(see, keep=keep))
+        care.run(plan, "processes", ticks=10**9, watch=RunCallbacks(see, keep=keep))
     assert ticks == list(range(len(ticks)))
     assert max(apart) == 0
     assert max(late) <= 5

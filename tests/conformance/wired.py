@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from multiprocessing import reduction
 
 from conformance.lines import LINES, Hall, Shared, ends_of, until
+from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
-from shoal.runtime.gates import Sheet
-from shoal.runtime.joining import open_lines
-from shoal.runtime.lines import Lines
-from shoal.runtime.links import Links
-from shoal.runtime.memory import Memory, Room
-from shoal.runtime.porter import Wakes
-from shoal.runtime.shm import Rings
-from shoal.runtime.sockets import listen
+from shoal.runtime.channels.shared_memory import Memory, Room
+from shoal.runtime.channels.shm import Rings
+from shoal.runtime.net.connection_reader import Wakes
+from shoal.runtime.net.connections import Connections
+from shoal.runtime.net.joining import open_lines
+from shoal.runtime.net.remote_channels import RemoteChannels
+from shoal.runtime.net.sockets import listen
 
 
 class Wired(Shared):
     """Channels over TCP; bells and the word to halt by are shared, so that tests can see them."""
 
-    def __init__(self, sheets: dict[str, Sheet], parts: tuple | None = None) -> None:
+    def __init__(self, sheets: dict[str, ChannelSpec], parts: tuple | None = None) -> None:
         self.ends = ends_of(sheets)
         room = Room()
         far = Rings.plan(sheets, room)
@@ -37,7 +37,7 @@ class Wired(Shared):
         numbers = {f: tuple(i for i, (g, _) in enumerate(self.ends) if g == f) for f in "wr"}
         names = tuple(f"{f}[{i}]" for f, i in self.ends)
         addresses = tuple(s.getsockname() for s in self.listeners)
-        self.lines = Lines(far, room.size, numbers, names, addresses, token)
+        self.lines = RemoteChannels(far, room.size, numbers, names, addresses, token)
 
     def __reduce__(self) -> tuple:
         fds = [reduction.DupFd(m.fd) for m in (*self.memories, self.memory)]
@@ -48,7 +48,7 @@ class Wired(Shared):
         """All channels, whose ends join when they are first used."""
         hall = super().hall()
         self._check = next(iter(hall.bells.values()))._check
-        hall.channels = {n: Apart(self, n, sheet, settles) for n, sheet in self.sheets.items()}
+        hall.channels = {n: ProcessRun(self, n, sheet, settles) for n, sheet in self.sheets.items()}
         self.opened, self.links, self._lock = {}, [], threading.RLock()
         return hall
 
@@ -69,7 +69,7 @@ class Wired(Shared):
 
     def join(self, me: int) -> None:
         """Connect one end with those it has to do with."""
-        links = Links(me, self.lines.names, self.lines.known, self._check)
+        links = Connections(me, self.lines.names, self.lines.known, self._check)
         links.join(self.listeners[me], self.lines.others(me), self.lines.addresses)
         bells = super().hall().bells
         of = {f: [bells[e] for e in self.ends if e[0] == f] for f in "wr"}
@@ -131,10 +131,10 @@ SIDES = {
 }  # fmt: skip
 
 
-class Apart:
+class ProcessRun:
     """A channel whose every end is used where that end is."""
 
-    def __init__(self, line: Wired, name: str, sheet: Sheet, settles: bool) -> None:
+    def __init__(self, line: Wired, name: str, sheet: ChannelSpec, settles: bool) -> None:
         self.line, self.name, self.sheet = line, name, sheet
         self.turnstile = Stile(self, settles)
 
@@ -171,7 +171,7 @@ class Stile:
     If it settles, it answers only when everybody has heard of everything.
     """
 
-    def __init__(self, channel: Apart, settles: bool) -> None:
+    def __init__(self, channel: ProcessRun, settles: bool) -> None:
         self._channel, self.sheet, self._settles = channel, channel.sheet, settles
         line, gate = channel.line, channel.sheet.gate
         seen = [line.lines.rings.open(m)[channel.name].turnstile.counts for m in line.memories]

@@ -46,8 +46,8 @@ from laws.cases import cluster
 from laws.plain_loops import case_at
 from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use, uses
 from laws.vocabulary import AGREED, APPROXIMATE, COARSE, HARMLESS
-from shoal.runtime.reference import run_reference
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.reference import run_reference
+from shoal.runtime.debug.verify import difference
 
 CHUNK, LONGEST_S = 300, 300  # loops a process checks, and how long one may take
 PROGRESS_S = 10

@@ -8,7 +8,7 @@ import pytest
 import shoal
 from laws.cases import FOUR, ONE
 from shoal.algorithms import A2C, IMPALA, PPO
-from shoal.runtime.verify import difference, verify_plan
+from shoal.runtime.debug.verify import difference, verify_plan
 
 pytest.importorskip("gymnax")
 

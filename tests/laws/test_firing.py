@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import RunError
+from shoal.planning.channel_specs import ChannelSpec, Gate, pieces
 from shoal.planning.policy import Latest, Lockstep
-from shoal.runtime.channels import Taken, Turnstile
-from shoal.runtime.fire import Counts, Gate, may_put, may_take
-from shoal.runtime.gates import Sheet, pieces
-from shoal.runtime.limit import Limit
-from shoal.runtime.team import Team
-from shoal.runtime.worker import Wants
+from shoal.runtime.channels.channel import ChannelState, Taken
+from shoal.runtime.channels.flow_control import Counts, may_put, may_take
+from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.replica_runner import Wants
+from shoal.runtime.execution.scheduler import Scheduler
 
 LAW = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -71,7 +71,7 @@ class Line:
         sources = tuple(tuple(range(writers)) for _ in range(readers))
         gate = Gate(name, writer, reader, sources, Lockstep(), 1)
         counts = Counts([0] * writers, [0] * readers)
-        self.turnstile = Turnstile(Sheet(gate, (), writers, 1), counts)
+        self.turnstile = ChannelState(ChannelSpec(gate, (), writers, 1), counts)
 
     def put(self, end, message, version):
         self.turnstile.did_put(end)
@@ -121,7 +121,7 @@ def nets(draw):
 @given(nets())
 def test_stuck_is_said_exactly_when_all_who_have_not_ended_wait(net):
     walkers, lines = net
-    team = Team(walkers, lines, None)
+    team = Scheduler(walkers, lines, None)
     told = ""
     try:
         team.turn(Limit(1))
@@ -143,7 +143,7 @@ def test_who_is_stuck_is_told():
         Walker(("b", 0), [("c", True), ("d", False)], lines),
     ]
     with pytest.raises(RunError, match="stuck") as error:
-        Team(walkers, lines, None).turn(Limit(1))
+        Scheduler(walkers, lines, None).turn(Limit(1))
     assert "b[0] waits for a on c" in str(error.value)
     assert "a[0] waits for b on d" in str(error.value)
 

@@ -12,7 +12,7 @@ import shoal
 from laws.cases import CHASE, CONTINUOUS, PPO, graph_of, start_of
 from laws.random_loops import Author
 from shoal.graph.ir import leaves, nested_stages
-from shoal.runtime.verify import as_numbers
+from shoal.runtime.debug.verify import as_numbers
 from shoal.tracing.jaxprs import Reader
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.planning.channel_specs import Gate
 from shoal.planning.policy import Queue
-from shoal.runtime.fire import Gate, Ledger, choose
+from shoal.runtime.channels.flow_control import Ledger, choose
 
 LAW = settings(max_examples=300, deadline=None, derandomize=True)
 

@@ -9,10 +9,10 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
-from shoal.runtime.lower import Lowering
-from shoal.runtime.operations import Segment
-from shoal.runtime.program import write_program
-from shoal.runtime.verify import difference
+from shoal.planning.fragment_program import write_program
+from shoal.planning.segments import Segment
+from shoal.runtime.debug.verify import difference
+from shoal.runtime.execution.lowering import Lowering
 
 TICKS = 20
 
@@ -21,7 +21,7 @@ TICKS = 20
 def large(monkeypatch):
     """Any state is too large to be copied."""
     monkeypatch.setattr("shoal.planning.plan.MOST_COPIED", 0)
-    monkeypatch.setattr("shoal.runtime.board.MOST_COPIED", 0)
+    monkeypatch.setattr("shoal.runtime.cluster.control_block.MOST_COPIED", 0)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import shoal
 from laws.cases import ONE, start_of
 from laws.outside_loop import Chase
-from shoal.runtime.run import Watching
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.verify import difference
+from shoal.runtime.run import RunCallbacks
 
 TICKS, ENVS = 12, 8
 
@@ -78,7 +78,7 @@ def run(distribution, backend="inline", stares=False):
         if tick == TICKS - 1:
             GO_ON.set()
 
-    watching = Watching(see, look=lambda tick, metrics: looked.append((tick, metrics)))
+    watching = RunCallbacks(see, look=lambda tick, metrics: looked.append((tick, metrics)))
     plan = shoal.plan(graph(stares), distribution, ONE)
     state = graph(stares).origin.start(0, ENVS)
     result = shoal.run(plan, backend, ticks=TICKS, state=state, watch=watching)
@@ -139,11 +139,11 @@ def test_looking_on_can_go_on_from_a_snapshot():
     policy = shoal.looked_on(shoal.single_learner_coarse(2), "onlooker", "gaze")
     plan, kept = shoal.plan(graph(), policy, ONE), []
     due = iter([TICKS // 2])
-    watching = Watching(lambda *_: None, lambda tick: next(due, None), kept.append)
+    watching = RunCallbacks(lambda *_: None, lambda tick: next(due, None), kept.append)
     start = graph().origin.start(0, ENVS)
     whole = shoal.run(plan, "inline", ticks=TICKS, state=start, watch=watching)
     looked = []
-    rest = Watching(lambda *_: None, look=lambda tick, metrics: looked.append(tick))
+    rest = RunCallbacks(lambda *_: None, look=lambda tick, metrics: looked.append(tick))
     again = shoal.run(plan, "inline", ticks=TICKS, state=kept[0], watch=rest)
     for name, wanted in whole.values.items():
         if name.startswith("chase"):

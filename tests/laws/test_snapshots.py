@@ -4,8 +4,8 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, no_gymnax, start_of
-from shoal.runtime.run import Watching
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.verify import difference
+from shoal.runtime.run import RunCallbacks
 
 TICKS, AT = 7, 3
 PLANS = {
@@ -32,7 +32,7 @@ def run(loop, name, ticks=TICKS, start=None, at=None):
         assert snapshot.tick == seen[-1][0] + 1  # what came before it has been seen
         taken.append(snapshot)
 
-    watch = Watching(lambda tick, metrics: seen.append((tick, metrics)), due, keep)
+    watch = RunCallbacks(lambda tick, metrics: seen.append((tick, metrics)), due, keep)
     plan = shoal.plan(graph_of(loop), distribution, cluster)
     state = start_of(loop) if start is None else start
     return shoal.run(plan, backend, ticks=ticks, state=state, watch=watch).snapshot, seen, taken
@@ -102,7 +102,7 @@ def test_ends_that_turn_at_their_own_pace_give_what_they_have(backend):
         taken.append(snapshot)
         raise Enough
 
-    watch = Watching(lambda tick, metrics: None, lambda tick: AT, keep)
+    watch = RunCallbacks(lambda tick, metrics: None, lambda tick: AT, keep)
     with pytest.raises(Enough):
         shoal.run(plan, backend, ticks=10**9, watch=watch)
     assert taken[0].tick == AT

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.planning.channel_specs import ChannelSpec, Gate
 from shoal.planning.policy import Queue, Serve
-from shoal.runtime.channels import Bundle, Turnstile, take_back
-from shoal.runtime.fire import Counts, Gate, Ledger
-from shoal.runtime.gates import Sheet
+from shoal.runtime.channels.channel import Bundle, ChannelState, take_back
+from shoal.runtime.channels.flow_control import Counts, Ledger
 
 ENDS, DEPTH = 3, 32
 
@@ -35,7 +35,7 @@ def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(momen
     gate = Gate("c", "w", "r", (tuple(range(ENDS)),), Queue(8, 1), 8, bound=bound)
     bundle = Bundle(gate)
     stiles = [
-        Turnstile(Sheet(gate, (), ENDS, ENDS), Counts(list(p), [0] * ENDS, ledger), bundle)
+        ChannelState(ChannelSpec(gate, (), ENDS, ENDS), Counts(list(p), [0] * ENDS, ledger), bundle)
         for p in puts
     ]
     before = stiles[0].under_way
@@ -76,12 +76,12 @@ def test_of_ends_in_step_a_turn_is_whole_when_all_have_given_their_part(data, de
     first = Gate("0", "env", "learner", (every,), Queue(8, 1), 8, bound=9)
     bundle = Bundle(first)
     made = {
-        f: Turnstile(Sheet(replace(first, writer=f), (), ENDS, ENDS),
+        f: ChannelState(ChannelSpec(replace(first, writer=f), (), ENDS, ENDS),
                      Counts(list(puts[f]), [0] * ENDS, ledger), bundle)
         for f in puts
     }  # fmt: skip
     serve = Gate("1", "env", "inference", one, Serve(), 2)
-    asked = Turnstile(Sheet(serve, (), ENDS, ENDS), Counts([7] * ENDS, [6] * ENDS))
+    asked = ChannelState(ChannelSpec(serve, (), ENDS, ENDS), Counts([7] * ENDS, [6] * ENDS))
     lost = take_back([*made.values(), asked], set(puts), dead)
     assert lost == begun[dead] - whole[dead]
     for fragment, stile in made.items():

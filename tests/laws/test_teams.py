@@ -8,7 +8,7 @@ import shoal
 from laws.cases import FOUR, ONE
 from laws.herd import herd
 from shoal.algorithms import MAPPO, QMIX
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.verify import difference
 
 TICKS, ENVS, TOLERANCE = 4, 4, 1e-5
 SMALL = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}

@@ -18,8 +18,8 @@ from shoal.algorithms import ALGORITHMS
 from shoal.errors import ShoalError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import Latest, lag_of
-from shoal.runtime.reference import run_reference
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.reference import run_reference
+from shoal.runtime.debug.verify import difference
 
 TICKS, TOLERANCE = 4, 1e-4
 BACKENDS = ("inline", "threads", "processes")

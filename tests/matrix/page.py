@@ -6,7 +6,7 @@ from pathlib import Path
 from matrix.cells import BACKENDS, FORMS, NOT_RUN, TRIED, Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-Cell = tuple[str, str, str]  # an algorithm, a form of a distribution policy, a backend
+ArraySpec = tuple[str, str, str]  # an algorithm, a form of a distribution policy, a backend
 
 HEAD = """# Every algorithm under every distribution policy
 
@@ -23,7 +23,7 @@ Each cell has a sign for each backend: inline, threads, processes.
 """
 
 
-def page_text(verdicts: Mapping[Cell, Verdict]) -> str:
+def page_text(verdicts: Mapping[ArraySpec, Verdict]) -> str:
     """The page."""
     reasons: dict[str, int] = {}
     lines = [f"| | {' | '.join(TRIED)} |", f"|---|{'---|' * len(TRIED)}"]
@@ -35,7 +35,7 @@ def page_text(verdicts: Mapping[Cell, Verdict]) -> str:
 
 
 def _cell(
-    verdicts: Mapping[Cell, Verdict], algorithm: str, form: str, reasons: dict[str, int]
+    verdicts: Mapping[ArraySpec, Verdict], algorithm: str, form: str, reasons: dict[str, int]
 ) -> str:
     found = [verdicts.get((algorithm, form, backend), NOT_RUN) for backend in BACKENDS]
     if found[0].why:
@@ -43,12 +43,12 @@ def _cell(
     return " ".join(verdict.sign for verdict in found)
 
 
-def read_page(text: str) -> dict[Cell, Verdict]:
+def read_page(text: str) -> dict[ArraySpec, Verdict]:
     """The verdicts that a page tells."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     algorithms = rows[0]
     reasons = dict(line.split(". ", 1) for line in text.splitlines() if line[:1].isdigit())
-    found: dict[Cell, Verdict] = {}
+    found: dict[ArraySpec, Verdict] = {}
     for form, *cells in rows[1:]:
         for algorithm, cell in zip(algorithms, cells, strict=True):
             signs = cell.split() if cell not in reasons else [""] * len(BACKENDS)

@@ -34,7 +34,7 @@ def workers(hosts):
 
 def _is_worker(pid):
     with suppress(OSError):
-        return b"shoal.runtime.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"shoal.runtime.cluster.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

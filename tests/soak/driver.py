@@ -45,10 +45,10 @@ def cartpole():
 
 def tell():
     """Let every worker's process id and name be written as it starts."""
-    from shoal.runtime import site
-    from shoal.runtime.processes import Apart
+    from shoal.runtime.cluster import host_agent as site
+    from shoal.runtime.cluster.driver import ProcessRun
 
-    spawn, start = site.spawn, Apart.start
+    spawn, start = site.spawn, ProcessRun.start
 
     def told(*args):
         child = spawn(*args)
@@ -62,7 +62,7 @@ def tell():
             signal.sigtimedwait([], 0.02)  # workers have their orders by now, and still load
             os.kill(os.getpid(), signal.SIGKILL)
 
-    site.spawn, Apart.start = told, started
+    site.spawn, ProcessRun.start = told, started
 
 
 def main(policy, folder):

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.checkpoints import read_newest
+from shoal.runs.checkpoints import read_newest
 from soak.driver import DIE, FOLDER, POLICIES
 
 pytest.importorskip("gymnasium")
@@ -220,7 +220,7 @@ def test_workers_that_are_loading_when_their_driver_is_killed_end(tmp_path):
 def test_workers_end_if_another_cannot_be_started(monkeypatch):
     import shoal
     from shoal.algorithms import PPO
-    from shoal.runtime import site
+    from shoal.runtime.cluster import host_agent as site
 
     spawn, children = site.spawn, []
 

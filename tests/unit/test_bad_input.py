@@ -14,7 +14,7 @@ from shoal import THE_REST, Fragment, Lockstep, Wire
 from shoal.cli.main import make_parser
 from shoal.cli.options import chosen_distribution, with_settings
 from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
-from shoal.runtime.verify import difference
+from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     BOTH_TWICE,
     COARSE,

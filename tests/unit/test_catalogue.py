@@ -10,7 +10,7 @@ from shoal.cli.main import main
 from shoal.cli.options import with_settings
 from shoal.envs.spaces import ACTIONS, Box, Discrete, Groups, MultiDiscrete
 from shoal.errors import SettingError
-from shoal.training import check_actions
+from shoal.runs.training import check_actions
 
 
 @dataclasses.dataclass(frozen=True)

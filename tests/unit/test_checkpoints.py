@@ -12,7 +12,9 @@ import pytest
 
 import shoal
 from shoal.algorithms import ALGORITHMS, PRESETS
-from shoal.checkpoints import (
+from shoal.errors import CheckpointError, SettingError
+from shoal.planning.policies import POLICIES
+from shoal.runs.checkpoints import (
     Checkpoints,
     Pace,
     pace,
@@ -23,15 +25,13 @@ from shoal.checkpoints import (
     ticks_in,
     write,
 )
-from shoal.errors import CheckpointError, SettingError
-from shoal.planning.policies import POLICIES
-from shoal.recipes import NOT_PLAIN, made_from, recipe_of
-from shoal.records import Lines, cut_rows
-from shoal.runtime.crew import raw
-from shoal.runtime.snapshot import Snapshot
+from shoal.runs.recipes import NOT_PLAIN, made_from, recipe_of
+from shoal.runs.records import Lines, cut_rows
+from shoal.runs.training import check_actions
+from shoal.runtime.execution.compiled_executor import raw
+from shoal.runtime.execution.snapshot import Snapshot
 from shoal.tracing.stage import path_name
 from shoal.tracing.trace import Origin
-from shoal.training import check_actions
 from unit.toy_loop import Toy, check_told, plain
 
 VALUES = {

@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from shoal.checkpoints import read_newest
 from shoal.cli.main import main
 from shoal.cli.options import count_of_replicas
-from shoal.runs import steps_per_second
+from shoal.runs.checkpoints import read_newest
+from shoal.runs.job import steps_per_second
 
 COMMAND = [sys.executable, "-m", "shoal.cli.entry"]
 TINY = ["--set", "steps=8", "--set", "minibatches=2", "--envs", "4"]

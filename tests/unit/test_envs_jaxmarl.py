@@ -13,7 +13,7 @@ from shoal.envs import Groups, make
 from shoal.envs.environment import key_rows
 from shoal.envs.jaxmarl import names
 from shoal.errors import SettingError, UnknownNameError
-from shoal.training import make_job
+from shoal.runs.training import make_job
 
 SPREAD, TAG, SMAX = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:MPE_simple_tag_v3", "jaxmarl:SMAX"
 BATTLE = "jaxmarl:HeuristicEnemySMAX"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.runtime.frames import (
+from shoal.runtime.net.framing import (
     BYE,
     COUNT,
     DATA,

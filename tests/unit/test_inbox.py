@@ -5,17 +5,17 @@ from contextlib import suppress
 
 import pytest
 
-from shoal.runtime.frames import DATA, TAKEN, Frame, Terms
-from shoal.runtime.greeting import NotAdmitted
-from shoal.runtime.inbox import Inbox
-from shoal.runtime.rejoining import packed
+from shoal.runtime.net.framing import DATA, TAKEN, Frame, Terms
+from shoal.runtime.net.handshake import ProtocolError
+from shoal.runtime.net.inbox import Inbox
+from shoal.runtime.net.reconnect import packed
 
 NEWS, TOOK = (DATA, 0, 0), (TAKEN, 1, 0)
 MANY = [(DATA, channel, 0) for channel in range(2, 60)]  # more than are read ahead
 TERMS = Terms.of({NEWS: (3, 3), TOOK: (0, 0), **dict.fromkeys(MANY, (1, 1))}, news=[NEWS, *MANY])
 
 
-class Ears:
+class FrameHandler:
     """Remembers what came."""
 
     def __init__(self):
@@ -30,7 +30,7 @@ class Ears:
 
 def heard(data, piece):
     """What is heard of a connection that goes on, if so many bytes come at a time."""
-    ears, (here, there) = Ears(), socket.socketpair()
+    ears, (here, there) = FrameHandler(), socket.socketpair()
     inbox = Inbox(TERMS, ears)
     inbox.resume()
     with here, there:
@@ -63,5 +63,5 @@ def test_without_skips_all_goes_on_where_it_was():
     ],
 )
 def test_what_is_not_agreed_is_refused(data, why):
-    with pytest.raises(NotAdmitted, match=why):
+    with pytest.raises(ProtocolError, match=why):
         heard(data, 1 << 16)

@@ -11,8 +11,8 @@ from shoal.algorithms import A2C, DQN, IMPALA, MAPPO, PPO, SAC
 from shoal.envs import Box, Discrete, Environment, Transition
 from shoal.envs.spaces import Dict
 from shoal.errors import SettingError
-from shoal.playing import Agent
 from shoal.rl.torso import check_flat, choose_torso
+from shoal.runs.playing import Agent
 
 KEY = jax.random.key(0)
 

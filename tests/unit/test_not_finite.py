@@ -8,10 +8,10 @@ from jax import lax
 
 import shoal
 from shoal import THE_REST, Fragment
-from shoal.checkpoints import read_newest
 from shoal.errors import NotFiniteError
-from shoal.recipes import made_from, recipe_of
-from shoal.runtime.verify import difference
+from shoal.runs.checkpoints import read_newest
+from shoal.runs.recipes import made_from, recipe_of
+from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     COARSE,
     LAGGED,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.planning.policy import Packed
-from shoal.runtime.greeting import NotAdmitted
-from shoal.runtime.packing import Parcel, Sent, total
+from shoal.runtime.net.codec import Codec, Sent, total
+from shoal.runtime.net.handshake import ProtocolError
 
 pytest.importorskip("lz4")
 LAW = settings(max_examples=100, deadline=None, derandomize=True)
@@ -34,7 +34,7 @@ def arrays(draw):
 def carried(values, packing):
     """Values on the way: what the other side has of them, and how many bytes went."""
     parts = [(x.shape, x.dtype) for x in values]
-    here, there = Parcel(parts, packing), Parcel(parts, packing)
+    here, there = Codec(parts, packing), Codec(parts, packing)
     views, length = here.pack(values)
     data = b"".join(bytes(memoryview(v).cast("B")) if len(v) else b"" for v in views)
     assert len(data) == length
@@ -68,9 +68,9 @@ def test_small_messages_go_as_they_are():
 @LAW
 @given(data=st.binary(min_size=1, max_size=99))
 def test_noise_is_refused_or_fills_exactly_the_room(data):
-    parcel = Parcel([((100,), np.dtype("uint8"))], WAYS[1])
+    parcel = Codec([((100,), np.dtype("uint8"))], WAYS[1])
     parcel.room(len(data))[:] = np.frombuffer(data, np.uint8)
-    with suppress(NotAdmitted):
+    with suppress(ProtocolError):
         parcel.unpack(len(data))
     assert parcel.arrays[0].nbytes == 100
 

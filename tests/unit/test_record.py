@@ -8,7 +8,7 @@ import pytest
 import shoal
 from laws.cases import ONE, graph_of, start_of
 from shoal.cli.main import main
-from shoal.runtime.record import Recording, read_tape, record, replay
+from shoal.runtime.debug.record import Recording, read_tape, record, replay
 
 
 @pytest.mark.parametrize("edge", ["actor>learner", "learner > actor"])

@@ -15,11 +15,11 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, WRITTEN
-from shoal.checkpoints import read_newest, read_told, ticks_in
 from shoal.errors import CheckpointError, SettingError
-from shoal.records import locked
-from shoal.runtime.gates import ADMITTED
-from shoal.runtime.verify import difference
+from shoal.planning.channel_specs import ADMITTED
+from shoal.runs.checkpoints import read_newest, read_told, ticks_in
+from shoal.runs.records import locked
+from shoal.runtime.debug.verify import difference
 from unit.toy_loop import Toy, agreeing, check_told, plain
 
 COARSE, LAGGED = shoal.single_learner_coarse(2), shoal.single_learner_coarse(2, lag=1)

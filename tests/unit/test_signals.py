@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtime.limit import Limit
+from shoal.runtime.execution.limit import Limit
 from shoal.signals import (
     FORCE_AFTER_S,
     LEAVE_GRACE_S,

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.errors import SettingError
-from shoal.records import write_json
-from shoal.status import Status, read_status
+from shoal.runs.records import write_json
+from shoal.runs.status import Status, read_status
 
 
 def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):

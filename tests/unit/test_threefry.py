@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-import shoal.runtime.threefry  # noqa: F401  registers what is tested
+import shoal.runtime.execution.threefry  # noqa: F401  registers what is tested
 
 ONES = 0xFFFFFFFF
 # Salmon et al.'s own answers: key, counter, bits.

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.runtime.compare import carried_difference, shown_difference
-from shoal.runtime.verify import TOLERANCE, tolerance_of
+from shoal.runtime.debug.compare import carried_difference, shown_difference
+from shoal.runtime.debug.verify import TOLERANCE, tolerance_of
 
 SGD = 3e-4  # a usual learning rate
 CALLS: list[int] = []  # how often Python was asked for a gradient

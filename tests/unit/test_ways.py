@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.planning.policy import Packed
-from shoal.runtime.frames import DATA
-from shoal.runtime.sockets import MOST_SENT, after, first, send_all
-from shoal.runtime.ways import Shelf, Way
+from shoal.runtime.net.framing import DATA
+from shoal.runtime.net.outbound import Outbound, SendBuffer
+from shoal.runtime.net.sockets import MOST_SENT, after, first, send_all
 
 KEY = (DATA, 0, 0)
 
 
 def way_of(slots, how=()):
     room = np.zeros((4, 3), np.float32)
-    shelf = Shelf([(room, "x", False, None)], Packed(how, least=0), slots, threading.Lock())
+    shelf = SendBuffer([(room, "x", False, None)], Packed(how, least=0), slots, threading.Lock())
     sent = []
-    return Way(1, KEY, lambda frame, views: sent.append(b"".join(views)), shelf), shelf, sent
+    return Outbound(1, KEY, lambda frame, views: sent.append(b"".join(views)), shelf), shelf, sent
 
 
 def put(way, shelf, number, x):

@@ -31,16 +31,11 @@ from shoal.cli.options import (
 from shoal.cli.page import graph_page, plan_page
 from shoal.errors import RunError, SettingError, ShoalError, user_place
 from shoal.planning.plan import Plan
-from shoal.records import scalars
-from shoal.resuming import resume
-from shoal.runs import Trained
-from shoal.runtime.collect import lag_name
-from shoal.runtime.record import Recording, read_tape, record, replay
-from shoal.runtime.run import BACKENDS
-from shoal.status import newest_run, shown, want
-from shoal.tracing.frozen import check_not_frozen
-from shoal.tracing.trace import trace
-from shoal.training import (
+from shoal.runs.job import Trained
+from shoal.runs.records import scalars
+from shoal.runs.resuming import resume
+from shoal.runs.status import newest_run, shown, want
+from shoal.runs.training import (
     Job,
     default_distribution,
     ensure_devices,
@@ -49,6 +44,11 @@ from shoal.training import (
     train,
     verify,
 )
+from shoal.runtime.debug.record import Recording, read_tape, record, replay
+from shoal.runtime.execution.metrics import lag_name
+from shoal.runtime.run import BACKENDS
+from shoal.tracing.frozen import check_not_frozen
+from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
 BAD_INPUT = 2  # the exit code for what can't be done as it was said; nothing has started then

@@ -12,9 +12,9 @@ from shoal.algorithms import ALGORITHMS
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
-from shoal.recipes import load_file
-from shoal.runs import EVERY, KEEP
-from shoal.training import find_preset
+from shoal.runs.job import EVERY, KEEP
+from shoal.runs.recipes import load_file
+from shoal.runs.training import find_preset
 
 NONE = "none"  # the environment of a loop that has none
 MEANS = {

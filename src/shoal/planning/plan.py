@@ -29,6 +29,9 @@ from shoal.planning.spread import Spread, spread_out
 
 MOST_COPIED = 2**28  # bytes of carried state; of more, none is kept but the one that is used
 
+Replica = tuple[str, int]  # a fragment, and which of its endpoints
+WorkerId = tuple[str, int]  # a fragment, and which of its workers
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -14,47 +14,47 @@ import jax
 
 from shoal.errors import MissingExtraError, RunError, ShoalError, UnknownNameError, user_place
 from shoal.graph.ir import Graph
+from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
-from shoal.runtime.collect import Shown
-from shoal.runtime.limit import Limit
-from shoal.runtime.mend import Mending
-from shoal.runtime.packing import Sent
-from shoal.runtime.pieces import Inline, Pieces, Threaded
-from shoal.runtime.processes import Apart, processes
-from shoal.runtime.program import write_program
-from shoal.runtime.snapshot import Snapshot
-from shoal.runtime.whole import Whole
-from shoal.runtime.worker import Failure
+from shoal.runtime.cluster.driver import ProcessRun, processes
+from shoal.runtime.cluster.supervisor import RestartPolicy
+from shoal.runtime.execution.fused_run import FusedRun
+from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.local_run import Inline, LocalRun, Threaded
+from shoal.runtime.execution.metrics import Shown
+from shoal.runtime.execution.replica_runner import Failure
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.net.codec import Sent
 from shoal.signals import SignalOwner, owned
 
 
-def _on_ray(*plan: Any) -> Going:
+def _on_ray(*plan: Any) -> RunHandle:
     return load_ray().on_ray(*plan)
 
 
 def load_ray() -> Any:
     """The module that knows Ray, if Ray is installed."""
     try:
-        return import_module("shoal.runtime.on_ray")
+        return import_module("shoal.runtime.cluster.ray")
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise MissingExtraError("ray", "ray") from error
 
 
-BACKENDS: dict[str, Callable[..., Going]] = {
-    "inline": lambda *plan: Inline(Pieces(*plan)),
-    "threads": lambda *plan: Threaded(Pieces(*plan)),
+BACKENDS: dict[str, Callable[..., RunHandle]] = {
+    "inline": lambda *plan: Inline(LocalRun(*plan)),
+    "threads": lambda *plan: Threaded(LocalRun(*plan)),
     "processes": processes,
     "ray": _on_ray,
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 Watch = Callable[[int, Shown], None]
-Standing = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
+WorkerStatus = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
 
 
 @dataclass(frozen=True)
-class Watching:
+class RunCallbacks:
     """What a run's owner does as it goes on.
 
     `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
@@ -70,8 +70,8 @@ class Watching:
     due: Callable[[int], int | None] = lambda tick: None
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
-    stand: Callable[[Standing], None] = lambda standing: None
-    mending: Mending = field(default_factory=Mending)
+    stand: Callable[[WorkerStatus], None] = lambda standing: None
+    mending: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
 
 
@@ -98,7 +98,7 @@ class Result:
         return self.snapshot.tick
 
 
-class Going(Protocol):
+class RunHandle(Protocol):
     """A run under way."""
 
     def start(self, limit: Limit) -> None:
@@ -136,7 +136,7 @@ def run(
     *,
     ticks: int,
     state: Any = None,
-    watch: Watch | Watching | None = None,
+    watch: Watch | RunCallbacks | None = None,
 ) -> Result:
     """Run `plan` until `ticks` ticks are done, from `state` or from a fresh start with seed 0.
 
@@ -147,7 +147,9 @@ def run(
     check_backend(backend)
     start = as_snapshot(plan.graph, state)
     del state  # what is large is held once
-    watching = watch if isinstance(watch, Watching) else Watching(watch or (lambda *_: None))
+    watching = (
+        watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
+    )
     with owned() as owner:
         if owner.requested:
             return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
@@ -173,19 +175,21 @@ class _Clock:
         self.first = self.last if tick == self.tick else self.first
 
 
-def _run(graph: Graph, going: Going, limit: Limit, watching: Watching, clock: _Clock) -> Result:
+def _run(
+    graph: Graph, going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
+) -> Result:
     """Start a run, and go through it to its end."""
     ticks, begun = limit.ticks, clock.tick
     clock.first = clock.last = clock.began
     _ask(limit, watching.due(begun))
-    if isinstance(going, Apart):
+    if isinstance(going, ProcessRun):
         going.mend(watching.mending)
     going.start(limit)
     try:
         for tick in _watched(going, limit, watching, clock):
             clock.see(tick)
         end = going.final()
-        sent = going.sent() if isinstance(going, Apart) else {}
+        sent = going.sent() if isinstance(going, ProcessRun) else {}
     except Failure as failure:
         raise explain(failure) from failure.error
     except BaseException:
@@ -227,7 +231,7 @@ def check_backend(name: str) -> str:
     return name
 
 
-def make_run(plan: Plan, backend: str, start: Snapshot) -> Going:
+def make_run(plan: Plan, backend: str, start: Snapshot) -> RunHandle:
     """Everything that a run needs, ready to start: one program, or pieces."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
@@ -235,11 +239,13 @@ def make_run(plan: Plan, backend: str, start: Snapshot) -> Going:
         backend == "processes" and plan.distribution.ends(one.fragment) > 1
     )
     if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
-        return Whole(plan, one, start)
+        return FusedRun(plan, one, start)
     return BACKENDS[backend](plan, programs, start)
 
 
-def _watched(going: Going, limit: Limit, watching: Watching, clock: _Clock) -> Iterator[int]:
+def _watched(
+    going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
+) -> Iterator[int]:
     """Ticks as their metrics are seen; a snapshot is kept between those before it and after it.
 
     Where ends turn at their own pace it may be later that they have all given their part.
@@ -261,7 +267,7 @@ def _watched(going: Going, limit: Limit, watching: Watching, clock: _Clock) -> I
             yield tick
         for tick, metrics in going.looked():
             watching.look(tick, metrics)
-        if more and isinstance(going, Apart):
+        if more and isinstance(going, ProcessRun):
             watching.stand(going.standing)
             going.scale(watching.scale())
         asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
@@ -275,7 +281,9 @@ def _ask(limit: Limit, tick: int | None) -> bool:
     return True
 
 
-def _turns(going: Going, limit: Limit, watching: Watching, owner: SignalOwner) -> Iterator[bool]:
+def _turns(
+    going: RunHandle, limit: Limit, watching: RunCallbacks, owner: SignalOwner
+) -> Iterator[bool]:
     """Whether there is more to come, until there is none; after a stop, not for long."""
     until = float("inf")
     while going.alive(0.05):
@@ -290,7 +298,7 @@ def _turns(going: Going, limit: Limit, watching: Watching, owner: SignalOwner) -
     yield False
 
 
-def _wait(going: Going, seconds: float) -> None:
+def _wait(going: RunHandle, seconds: float) -> None:
     """Give workers time to end, whatever they end with."""
     until = time.monotonic() + seconds
     with suppress(Failure, ShoalError):

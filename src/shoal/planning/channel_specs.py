@@ -1,0 +1,159 @@
+"""What workers have to know of a channel: who takes from whom, and how a message lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from shoal.graph.ir import Value
+from shoal.planning.plan import Plan
+from shoal.planning.policy import PLAIN, Flow, Latest, Packed, Queue, lag_of, takes_some
+from shoal.planning.program import Channel
+
+ADMITTED = 16  # turns that an end may have under way where nothing else bounds them
+KEY_WORDS = 2  # a key's data, in 32-bit words
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One channel: for each of its reader's ends, the writer's ends it takes from."""
+
+    name: str
+    writer: str
+    reader: str
+    sources: tuple[tuple[int, ...], ...]
+    flow: Flow
+    capacity: int
+    admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
+    bound: int | None = None  # how many ticks late a turn may be used that a free writer began
+    anew: bool = False  # its reader waits for something newer than what it has seen
+    readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        every = {w for sources in self.sources for w in sources}
+        reached = {w: tuple(r for r, s in enumerate(self.sources) if w in s) for w in every}
+        object.__setattr__(self, "readers", reached)  # by writer's end, who takes from it
+
+    @property
+    def lag(self) -> int:
+        """How many messages are there before the first is made."""
+        return lag_of(self.flow)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `start` to `stop` of what one writer's end sends."""
+
+    writer: int
+    start: int
+    stop: int
+
+
+def pieces(rows: int, writers: int, readers: int) -> tuple[tuple[Piece, ...], ...]:
+    """For each reader's end, the pieces of the writers' ends that make up its rows."""
+    wide, narrow = rows // writers, rows // readers
+    found = []
+    for reader in range(readers):
+        first, last = reader * narrow, (reader + 1) * narrow
+        spans = [(w, max(first, w * wide), min(last, (w + 1) * wide)) for w in range(writers)]
+        found.append(tuple(Piece(w, a - w * wide, b - w * wide) for w, a, b in spans if a < b))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """A value as it lies in memory: `shape` is that of all environments."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int | None
+    stacked: bool = False  # one from each end of the writer
+    is_key: bool = False
+
+    def rows(self, count: int) -> tuple[int, ...]:
+        """The shape with so many rows."""
+        if self.axis is None:
+            return self.shape
+        return (*self.shape[: self.axis], count, *self.shape[self.axis + 1 :])
+
+
+def make_cell(value: Value) -> ArraySpec:
+    """How a value lies in memory; a key lies there as its data."""
+    if value.dtype.startswith("key<"):
+        return ArraySpec(value.name, (*value.shape, KEY_WORDS), "uint32", value.axis, is_key=True)
+    return ArraySpec(value.name, value.shape, value.dtype, value.axis)
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """A channel's gate, the values of its messages, and how many ends and rows there are."""
+
+    gate: Gate
+    cells: tuple[ArraySpec, ...]
+    writers: int
+    rows: int
+    packing: Packed = PLAIN
+
+    @property
+    def readers(self) -> int:
+        """How many ends the reader has."""
+        return len(self.gate.sources)
+
+    @cached_property
+    def cut(self) -> tuple[tuple[Piece, ...], ...]:
+        """The pieces that make up each reader's rows."""
+        return pieces(self.rows, self.writers, self.readers)
+
+
+def make_channel_specs(plan: Plan) -> dict[str, ChannelSpec]:
+    """Every channel of a plan."""
+    return {channel.name: _sheet(plan, channel) for channel in plan.channels}
+
+
+def _sheet(plan: Plan, channel: Channel) -> ChannelSpec:
+    cells = tuple(_cell(plan, channel.writer, v) for v in channel.values)
+    gate, writers = _gate(plan, channel, cells), plan.ends(channel.writer)
+    return ChannelSpec(gate, cells, writers, plan.graph.envs, channel.packing)
+
+
+def _cell(plan: Plan, writer: str, value: str) -> ArraySpec:
+    cell = make_cell(plan.graph.values[value])
+    if not plan.is_stacked(writer, value):
+        return cell
+    if plan.ends(writer) > 1:
+        return replace(cell, stacked=True)
+    # One program makes them all, already one above the other.
+    return replace(cell, shape=(plan.distribution.ends(writer), *cell.shape))
+
+
+def _gate(plan: Plan, channel: Channel, cells: Iterable[ArraySpec]) -> Gate:
+    writers, readers = plan.ends(channel.writer), plan.ends(channel.reader)
+    cut = pieces(plan.graph.envs, writers, readers)
+    everyone = any(c.stacked for c in cells) or takes_some(channel.flow)
+    sources = []
+    for reader in range(readers):
+        rows = any(c.axis is not None for c in cells)
+        wanted = {p.writer for p in cut[reader]} if rows else {reader % writers}
+        sources.append(tuple(range(writers)) if everyone else tuple(sorted(wanted)))
+    gate = Gate(channel.name, channel.writer, channel.reader, tuple(sources), channel.flow, 2)
+    capacity = channel.flow.capacity if isinstance(channel.flow, Queue) else gate.lag + 2
+    admits, bound = _admission(plan, channel)
+    anew = channel.reader in plan.onlookers
+    return replace(gate, capacity=capacity, admits=admits, bound=bound, anew=anew)
+
+
+def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
+    """How many turns each free end may have under way, and how late they may be used."""
+    queues = [c for c in plan.channels if takes_some(c.flow)]
+    bounded = plan.free - plan.onlookers
+    news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in bounded]
+    if channel not in (*queues, *news):
+        return 0, None
+    bounds = [c.flow.max_lag for c in news if isinstance(c.flow, Latest)]
+    bound = min((b for b in bounds if b is not None), default=None)
+    if bound is None:
+        return ADMITTED, None
+    taken = plan.seen * plan.ends(queues[0].writer) // plan.graph.envs
+    return min(ADMITTED, taken * (bound + 1) // plan.ends(queues[0].writer)), bound

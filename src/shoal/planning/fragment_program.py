@@ -1,0 +1,353 @@
+"""A fragment's tick as a short program: segments that compile, and what happens between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shoal.graph.ir import Loop
+from shoal.planning.plan import Plan
+from shoal.planning.program import (
+    Call,
+    Do,
+    Instruction,
+    Put,
+    Repeat,
+    Take,
+    communicates,
+    instructions,
+)
+from shoal.planning.segments import (
+    Alias,
+    Hand,
+    HostCall,
+    Move,
+    Operation,
+    Program,
+    Room,
+    Segment,
+    Slice,
+    Stack,
+    Turns,
+    Work,
+    walk,
+)
+
+
+def write_program(plan: Plan, fragment: str) -> Program:
+    """The program of `fragment`, its instructions gathered into segments as large as can be."""
+    sites, graph = plan.sites, plan.graph
+    mine = [
+        (before, after) for before, after in graph.carry
+        if before != after and fragment in sites.holders(after, plan.homes)
+    ]  # fmt: skip
+    shown = [(m.outer, m.inner) for m in graph.metrics if _shows(plan, m.inner) == fragment]
+    wanted = {after for _, after in mine} | {inner for _, inner in shown}
+    draft = list(_Draft(plan, fragment).operations(plan.programs[fragment]))
+    operations = _trim(draft, wanted)
+    made = {w for op in walk(operations) for w in _writes(op)}
+    constant = {b for b, a in graph.carry if b == a}
+    reads = {r for op in walk(operations) for r in _reads(op)} - made
+    return Program(
+        fragment,
+        _donate(operations, plan, [b for b, _ in mine]),
+        tuple(mine),
+        tuple(sorted(constant & reads)),
+        tuple(shown),
+    )
+
+
+def _shows(plan: Plan, value: str) -> str:
+    holders = plan.sites.holders(value, plan.homes)
+    return min(holders) if "*" not in holders else plan.distribution.fragments[0].name
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Turns instructions into operations; slices and stacks appear where they are first due."""
+
+    plan: Plan
+    fragment: str
+    loops: dict[str, Loop] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loops.update({loop.name: loop for loop, _ in self.plan.sites.loops})
+
+    def operations(
+        self, program: Iterable[Instruction], loop: Loop | None = None
+    ) -> Iterator[Operation]:
+        """The operations of one scope."""
+        pending: list[Work] = []
+        sliced: set[str] = set()
+        for item in program:
+            for work in self._due(item, loop, sliced):
+                pending.append(work)
+            match item:
+                case Take() | Put():
+                    yield from self._gathered(pending, loop)
+                    channel = next(c for c in self.plan.channels if c.name == item.channel)
+                    yield Move(item.channel, isinstance(item, Take), channel.values)
+                case Call():
+                    yield from self._gathered(pending, loop)
+                    node = self.plan.sites.nodes[item.node]
+                    yield HostCall(item.node, node.reads, node.writes)
+                case Repeat() if communicates(item.body):
+                    turned = self.loops[item.loop]
+                    rooms = [Room(s.outer) for s in turned.stacks if self._makes(s.inner)]
+                    by_hand = [r for r in rooms if self._is_by_hand(r, turned)]
+                    pending += [r for r in rooms if r not in by_hand]
+                    yield from self._gathered(pending, loop)
+                    yield from _hand(by_hand, self)
+                    yield self._turns(item, turned)
+                case _:
+                    pending.append(item)  # type: ignore[arg-type]
+            if loop is not None:
+                pending += self._stacks(item, loop)
+        yield from self._gathered(pending, loop)
+
+    def _gathered(self, pending: list[Work], loop: Loop | None) -> Iterator[Operation]:
+        """Pending work as segments, with what is done by hand apart: slices first, stacks last."""
+        work = [self._renamed(w, pending, loop) for w in pending]
+        by_hand = [w for w in work if loop is not None and self._is_by_hand(w, loop)]
+        slices = [w for w in by_hand if isinstance(w, Slice)]
+        compiled = [w for w in work if w not in by_hand]
+        pending.clear()
+        yield from _hand(slices, self)
+        yield from _segment(compiled, self)
+        yield from _hand([w for w in by_hand if w not in slices], self)
+
+    def _renamed(self, work: Work, pending: list[Work], loop: Loop | None) -> Work:
+        """A copy that only stacks read is just another name, where they are done by hand."""
+        node = self.plan.sites.nodes[work.node] if isinstance(work, Do) else None
+        if loop is None or loop.name not in self.by_hand or getattr(node, "op", "") != "copy":
+            return work
+        assert node is not None
+        readers = [w for w in pending if node.writes[0] in self.reads(w)]
+        if not node.reads or not all(isinstance(w, Stack) for w in readers):
+            return work
+        return Alias(node.reads[0], node.writes[0])
+
+    def _is_by_hand(self, work: Work, loop: Loop) -> bool:
+        """Whether NumPy does a slice or stack: Python's own loops, of anything but keys."""
+        match work:
+            case Slice(value) | Room(value) | Stack(_, value):
+                is_key = self.plan.graph.values[value].dtype.startswith("key<")
+                return loop.name in self.by_hand and not is_key
+            case Alias():
+                return True
+            case _:
+                return False
+
+    @cached_property
+    def by_hand(self) -> frozenset[str]:
+        """Loops that call out of XLA in every turn, or whose turns are served in any order."""
+        served = self.plan.distribution.clients(self.fragment) is not None
+        turned = [
+            i for i in instructions(self.plan.programs[self.fragment]) if isinstance(i, Repeat)
+        ]
+        return frozenset(
+            i.loop for i in turned
+            if communicates(i.body) and (served or any(isinstance(x, Call) for x in i.body))
+        )  # fmt: skip
+
+    def _turns(self, item: Repeat, loop: Loop) -> Turns:
+        owned = tuple(c for c in loop.carries if not c.unchanged and self._makes(c.after))
+        same = tuple(
+            (c.first, name) for c in loop.carries if c.unchanged for name in (c.before, c.final)
+        )
+        turns = range(loop.length)
+        order = turns[::-1] if loop.reverse else turns
+        body = tuple(self.operations(item.body, loop))
+        return Turns(order, f"{loop.name}:turn", same, owned, body)
+
+    def _due(self, item: Instruction, loop: Loop | None, sliced: set[str]) -> list[Slice]:
+        if loop is None or isinstance(item, Take | Put):
+            return []
+        reads = set(self.reads(item))
+        due = [s for s in loop.slices if s.inner in reads and s.inner not in sliced]
+        sliced.update(s.inner for s in due)
+        return [Slice(s.outer, s.inner, f"{loop.name}:turn") for s in due]
+
+    def _stacks(self, item: Instruction, loop: Loop) -> list[Stack]:
+        made = self.writes(item)
+        return [
+            Stack(s.inner, s.outer, f"{loop.name}:turn") for s in loop.stacks if s.inner in made
+        ]
+
+    def _makes(self, value: str) -> bool:
+        return self.fragment in self.plan.sites.holders(value, self.plan.homes)
+
+    def reads(self, item: Instruction | Work) -> tuple[str, ...]:
+        """What a piece of work reads from outside itself."""
+        match item:
+            case Do(node) | Call(node):
+                return self.plan.sites.nodes[node].reads
+            case Repeat(name, body):
+                loop = self.loops[name]
+                inside = {r for i in body for r in self.reads(i)} - {
+                    w for i in body for w in self.writes(i)
+                }
+                inside -= set(loop.body.inputs)
+                first = [c.first for c in loop.carries if c.unchanged or self._makes(c.after)]
+                outer = [s.outer for s in loop.slices if self._reads_inside(body, s.inner)]
+                return tuple(dict.fromkeys([*first, *outer, *sorted(inside)]))
+            case Slice(outer, _, index):
+                return (outer, index)
+            case Stack(inner, outer, index):
+                return (inner, outer, index)
+            case Alias(value):
+                return (value,)
+            case _:
+                return ()
+
+    def _reads_inside(self, body: tuple[Instruction, ...], value: str) -> bool:
+        return any(value in self.reads(i) for i in body)
+
+    def writes(self, item: Instruction | Work) -> tuple[str, ...]:
+        """What a piece of work makes."""
+        match item:
+            case Do(node) | Call(node):
+                return self.plan.sites.nodes[node].writes
+            case Repeat(name, body):
+                loop = self.loops[name]
+                inside = {w for i in body for w in self.writes(i)}
+                final = [c.final for c in loop.carries if c.unchanged or self._makes(c.after)]
+                return (*final, *(s.outer for s in loop.stacks if s.inner in inside))
+            case Slice(_, inner):
+                return (inner,)
+            case Room(outer) | Stack(_, outer):
+                return (outer,)
+            case Alias(_, name):
+                return (name,)
+            case _:
+                return ()
+
+
+def _segment(pending: list[Work], draft: _Draft) -> Iterator[Segment]:
+    """A segment of the pending work, if there is any."""
+    if not pending:
+        return
+    made: set[str] = set()
+    reads: dict[str, None] = {}
+    for work in pending:
+        reads |= dict.fromkeys(r for r in draft.reads(work) if r not in made)
+        made.update(draft.writes(work))
+    yield Segment(tuple(pending), tuple(reads), tuple(sorted(made)))
+    pending.clear()
+
+
+def _hand(work: list[Any], draft: _Draft) -> Iterator[Hand]:
+    """Work done by hand, if there is any."""
+    reads = {r for w in work for r in draft.reads(w)}
+    if work:
+        yield Hand(
+            tuple(work), tuple(sorted(reads)), tuple(w for x in work for w in draft.writes(x))
+        )
+
+
+def _reads(operation: Operation) -> set[str]:
+    match operation:
+        case Segment() | HostCall() | Hand():
+            return set(operation.reads)
+        case Move():
+            return set() if operation.takes else set(operation.values)
+        case Turns():
+            carried = {c.first for c in operation.carries} | {c.after for c in operation.carries}
+            return carried | {first for first, _ in operation.renames}
+
+
+def _writes(operation: Operation) -> set[str]:
+    match operation:
+        case Segment() | HostCall() | Hand():
+            return set(operation.writes)
+        case Move():
+            return set(operation.values) if operation.takes else set()
+        case Turns():
+            renamed = {name for _, name in operation.renames}
+            before = {c.before for c in operation.carries} | {c.final for c in operation.carries}
+            return renamed | before | {operation.index}
+
+
+def _trim(operations: list[Operation], wanted: set[str]) -> tuple[Operation, ...]:
+    """Segments without the results that nothing else reads."""
+    every = list(walk(operations))
+
+    def needed(segment: Segment) -> set[str]:
+        return wanted.union(*(_reads(o) for o in every if o is not segment))
+
+    return tuple(_map(operations, lambda s: _keep(s, needed(s))))
+
+
+def _keep(segment: Segment, needed: set[str]) -> Segment:
+    return Segment(segment.work, segment.reads, tuple(w for w in segment.writes if w in needed))
+
+
+def _map(
+    operations: Iterable[Operation], change: Callable[[Segment], Segment]
+) -> Iterator[Operation]:
+    for operation in operations:
+        match operation:
+            case Segment():
+                yield change(operation)
+            case Turns(order, index, renames, carries, body):
+                yield Turns(order, index, renames, carries, tuple(_map(body, change)))
+            case _:
+                yield operation
+
+
+def _donate(
+    operations: tuple[Operation, ...], plan: Plan, carried: list[str]
+) -> tuple[Operation, ...]:
+    """Segments that may write over what nothing needs after them.
+
+    What travels on a channel is shared with its readers, so it stays. Inside turned loops only the
+    room for stacked values is given away: it is made for one loop and handed from turn to turn.
+    """
+    shared = {v for c in plan.channels for v in c.values}
+    shared |= {before for before, after in plan.graph.carry if after in shared}
+    every = list(walk(operations))
+    rooms = {
+        w.outer
+        for s in every
+        if isinstance(s, Segment)
+        for w in s.work
+        if isinstance(w, Room | Stack)
+    }
+    top = [o for o in operations if isinstance(o, Segment)]
+    kept = set().union(*(_reads(o) for o in every if o not in top))
+    last = {v: s for s in top for v in s.reads}
+    passed = {after for _, after in plan.graph.carry} | {m.inner for m in plan.graph.metrics}
+
+    # Keys are a dtype of their own, and XLA can't reuse their memory.
+    keys = {v for v in carried if plan.graph.values[v].dtype.startswith("key<")}
+
+    def change(segment: Segment) -> Segment:
+        over = {
+            r
+            for r in segment.reads
+            if r in rooms and any(isinstance(w, Stack) and w.outer == r for w in segment.work)
+        }
+        if segment in top:
+            over |= {
+                v
+                for v in carried
+                if last.get(v) is segment and v not in kept | shared | passed | keys
+            }
+        return _in_step(segment, frozenset(over), dict(plan.graph.carry))
+
+    return tuple(_map(operations, change))
+
+
+def _in_step(segment: Segment, over: frozenset[str], carry: dict[str, str]) -> Segment:
+    """The segment with what it writes over first, and what takes its place in the same order.
+
+    JAX gives a result the memory of the first argument of its shape that is left. Were that
+    another's, XLA would copy both.
+    """
+    pairs = {r: carry.get(r, r) for r in segment.reads if r in over}
+    pairs = {before: after for before, after in pairs.items() if after in segment.writes}
+    reads = dict.fromkeys([*pairs, *segment.reads])
+    writes = dict.fromkeys([*pairs.values(), *segment.writes])
+    return Segment(segment.work, tuple(reads), tuple(writes), over)

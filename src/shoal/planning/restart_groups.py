@@ -1,0 +1,59 @@
+"""Who begins anew together: ends that go in step with each other, and the workers that hold them.
+
+Where fragments turn at their own pace, what one end has done is of use only with what those have
+done that it goes in step with, before the same tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from shoal.planning.plan import Plan, Replica, WorkerId
+
+Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
+Group = tuple[Replica, ...]
+
+
+def groups(plan: Plan) -> tuple[Group, ...]:
+    """The ends of free fragments, each with those that it goes in step with."""
+    found = []
+    for fragments in dict.fromkeys(tuple(sorted(plan.in_step(f))) for f in sorted(plan.free)):
+        counts = {plan.ends(fragment) for fragment in fragments}
+        ends = [[(f, end) for end in range(plan.ends(f))] for f in fragments]
+        # As many of each: the first goes with the first, and so on.
+        found += zip(*ends, strict=True) if len(counts) == 1 else [chain(*ends)]
+    return tuple(tuple(group) for group in found)
+
+
+def parties(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
+    """For each worker, those that hold ends of the same groups, itself too."""
+    ends = {
+        (f, end): number
+        for number, held in enumerate(seats)
+        for f, w in held
+        for end in plan.ends_of(f, w)
+    }
+    found = {number: {number} for number in range(len(seats))}
+    for group in groups(plan):
+        joined = set[int]().union(*(found[ends[end]] for end in group))
+        found |= dict.fromkeys(joined, joined)
+    return tuple(tuple(sorted(found[number])) for number in range(len(seats)))
+
+
+def party_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
+    """The workers that begin anew with one, itself too."""
+    return next((party for party in every if worker in party), frozenset({worker}))
+
+
+def newest_together(kept: Kept, together: Iterable[Group]) -> dict[Replica, int]:
+    """For each end, the bank with the newest that all of its group kept before the same tick.
+
+    Ends whose group kept nothing together are left out.
+    """
+    found: dict[Replica, int] = {}
+    for group in together:
+        banks = [{kept[bank][end]: bank for bank in kept if kept[bank][end] >= 0} for end in group]
+        if common := set(banks[0]).intersection(*banks[1:]):
+            found |= {end: own[max(common)] for end, own in zip(group, banks, strict=True)}
+    return found

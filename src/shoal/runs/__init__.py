@@ -1,0 +1,1 @@
+"""Runs in their folders: training, records, checkpoints, resuming, loading."""

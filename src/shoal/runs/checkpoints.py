@@ -1,0 +1,309 @@
+"""Checkpoints of a run: written whole or not at all, beside the loop; the newest and best kept.
+
+A checkpoint is a folder named after its tick: `state` holds the arrays (Orbax), `told.json` what is
+known of them, with a sum of each to find damage by. It is written under another name and renamed
+when it is complete, so whatever ends the process, no half of one is ever read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.errors import CheckpointError, SettingError
+from shoal.runs.disk import FullError, check_room, muted, size_of, why_full
+from shoal.runtime.execution.compiled_executor import raw, wrapped
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.tracing.stage import path_name
+
+FORM = 1
+WRITING = ".writing"
+OVERHEAD = 100_000  # bytes that a checkpoint takes besides its arrays, at most about
+Say = Callable[[str], None]
+Told = dict[str, Any]
+
+
+class Saved(NamedTuple):
+    """A checkpoint as it was read: arrays in host memory, keys as their data."""
+
+    snapshot: Snapshot
+    told: Told
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often: every so many ticks, or seconds; neither: only when a run ends."""
+
+    ticks: int = 0
+    seconds: float = 0.0
+
+
+def pace(text: str | int) -> Pace:
+    """`100` or "100" (ticks), "60s" (seconds), or "end" (only when the run ends)."""
+    said = str(text).strip()
+    try:
+        if said == "end":
+            return Pace()
+        found = Pace(seconds=float(said[:-1])) if said.endswith("s") else Pace(int(said))
+        if found.ticks > 0 or found.seconds > 0:
+            return found
+    except ValueError:
+        pass
+    raise SettingError(
+        f"checkpoints can't be written every `{said}`",
+        'Say a number of ticks (100), of seconds (60s), or "end".',
+    )
+
+
+class Checkpoints:
+    """The checkpoints of a run under way: one is written at a time, on a thread of its own."""
+
+    def __init__(self, folder: Path, keep: int, say: Say) -> None:
+        if keep < 1:
+            raise SettingError(f"keep={keep} checkpoints", "Keep at least one, to go on from.")
+        self.folder, self._keep, self._say = folder, keep, say
+        self.failed: dict[int, str] = {}  # ticks whose checkpoints were not written, and why
+        self._thread: threading.Thread | None = None
+        threading.Thread(target=_load_orbax, name="orbax").start()
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"*{WRITING}"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether one is on its way to the disk."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(self, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint, once the one before is done; returns at once."""
+        self.wait()
+        work = (snapshot, dict(told))
+        self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, snapshot: Snapshot, told: Told) -> None:
+        """Write a checkpoint and forget old ones; a full disk is told, and training goes on."""
+        draft = self.folder / f"{snapshot.tick}{WRITING}"
+        needed = _needed(self.folder, snapshot)
+        try:
+            check_room(self.folder, needed)
+            write(draft, snapshot, told)
+            forget(self.folder, snapshot.tick)  # of an earlier course of this run
+            draft.rename(self.folder / str(snapshot.tick))
+            self.failed.pop(snapshot.tick, None)
+            for tick in superfluous(self.folder, self._keep):
+                forget(self.folder, tick)
+        except Exception as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            self._fail(snapshot.tick, why_full(error, needed, self.folder) or _first_line(error))
+
+    def refuse(self, tick: int) -> None:
+        """None is written at `tick`: there is no room on the disk even for what comes before it."""
+        needed = sum(size_of(self.folder / str(t)) for t in ticks_in(self.folder)[-1:])
+        error = FullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fail(tick, why_full(error, needed or OVERHEAD, self.folder))
+
+    def _fail(self, tick: int, why: str) -> None:
+        self.failed[tick] = why
+        there = ticks_in(self.folder)[-1:]
+        newest = f"the newest is of tick {there[0]}" if there else "there is none yet"
+        self._say(
+            f"checkpoint at tick {tick} not written: {why}; trying again at the next ({newest})"
+        )
+
+    def lost(self, tick: int) -> str:
+        """What going on would have to do again, if the state at `tick` was not written."""
+        if tick not in self.failed:
+            return ""
+        there = ticks_in(self.folder)[-1:]
+        since = f"what came after tick {there[0]}" if there else f"everything up to tick {tick}"
+        return f"the final checkpoint was not written, so {since} is lost: {self.failed[tick]}"
+
+
+def _needed(folder: Path, snapshot: Snapshot) -> int:
+    """Bytes that a checkpoint may take: no more than its arrays, or about twice the last one."""
+    arrays = (*snapshot.values.values(), *snapshot.past.values())
+    most = sum(x.size * x.dtype.itemsize for x in arrays) + OVERHEAD
+    return min([most, *(2 * size_of(folder / str(tick)) for tick in ticks_in(folder)[-1:])])
+
+
+def write(folder: Path, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
+    """Write a checkpoint to a folder of its own."""
+    named = [(name, raw(x)) for name, x in (*snapshot.values.items(), *snapshot.past.items())]
+    rows = [
+        {"name": name, "shape": x.shape, "dtype": str(x.dtype), "sum": _sum(x)} for name, x in named
+    ]
+    folder.mkdir(parents=True)
+    arrays = {str(i): x if x.ndim else x[None] for i, (_, x) in enumerate(named) if x.size}
+    with muted(), _orbax() as orbax:
+        orbax.save((folder / "state").resolve(), arrays)
+    told = {**told, "form": FORM, "tick": snapshot.tick, "past": len(snapshot.past), "values": rows}
+    with open(folder / "told.json", "w", encoding="utf-8") as file:
+        file.write(json.dumps(told) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(folder: Path) -> Saved:
+    """The checkpoint in a folder; one that is damaged raises a CheckpointError."""
+    told = read_told(folder)
+    rows = told["values"]
+    try:
+        with _orbax() as orbax:
+            arrays = orbax.restore((folder / "state").resolve())
+    except Exception as error:  # whatever a library says of bytes that make no sense
+        raise _damaged(folder, _first_line(error)) from error
+    found = {}
+    for i, row in enumerate(rows):
+        shape, dtype = tuple(row["shape"]), jnp.dtype(row["dtype"])
+        x = np.asarray(arrays[str(i)] if 0 not in shape else np.zeros(shape), dtype).reshape(shape)
+        if _sum(x) != row["sum"]:
+            raise _damaged(folder, f"`{row['name']}` is not what was written")
+        found[row["name"]] = x
+    names = list(found)
+    count = len(names) - told["past"]
+    values, past = ({n: found[n] for n in part} for part in (names[:count], names[count:]))
+    return Saved(Snapshot(told["tick"], values, past), told, folder)
+
+
+def read_told(folder: Path) -> Told:
+    """What a checkpoint says of itself."""
+    try:
+        told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, _first_line(error)) from error
+    if told.get("form") != FORM:
+        raise _damaged(folder, f"it has form {told.get('form')}, this Shoal reads form {FORM}")
+    return told
+
+
+def read_newest(folder: Path, say: Say) -> Saved | None:
+    """The newest checkpoint that is whole; None where there is none at all."""
+    found = ticks_in(folder)
+    for tick in reversed(found):
+        try:
+            return read(folder / str(tick))
+        except CheckpointError as error:
+            say(f"{error.what}; trying the one before.")
+    if found:
+        raise CheckpointError(
+            f"none of the {len(found)} checkpoints in {folder} can be read",
+            "Train again; or look into what has damaged the disk.",
+        )
+    return None
+
+
+def read_best(folder: Path) -> Saved:
+    """The checkpoint with the highest mean return."""
+    best = best_tick(folder)
+    if best is None:
+        raise CheckpointError(
+            f"no checkpoint in {folder} knows a mean return",
+            "An episode must have ended before it; load the newest instead.",
+        )
+    return read(folder / str(best))
+
+
+def ticks_in(folder: Path) -> list[int]:
+    """The ticks of the checkpoints that are there, in order."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
+
+
+def best_tick(folder: Path) -> int | None:
+    """The tick of the checkpoint with the highest mean return; of equals, the newest."""
+    means = {}
+    for tick in ticks_in(folder):
+        try:
+            means[tick] = read_told(folder / str(tick)).get("return_mean")
+        except CheckpointError:
+            continue
+    known = {tick: mean for tick, mean in means.items() if mean is not None}
+    return max(known, key=lambda tick: (known[tick], tick), default=None)
+
+
+def superfluous(folder: Path, keep: int) -> list[int]:
+    """The ticks of checkpoints that are neither among the newest `keep` nor the best."""
+    best = best_tick(folder)
+    return [tick for tick in ticks_in(folder)[:-keep] if tick != best]
+
+
+def forget(folder: Path, tick: int) -> None:
+    """Remove a checkpoint; if killed in the middle, it is nobody's any more."""
+    path = folder / str(tick)
+    if path.exists():
+        gone = folder / f"{tick}-old{WRITING}"
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def restored(saved: Saved, spec: Any, title: str) -> Snapshot:
+    """A snapshot of arrays as `spec`, a loop's carried state, has them; checks that they fit."""
+    flat = jax.tree_util.tree_flatten_with_path(spec)[0]
+    leaves = {path_name(path) or "state": leaf for path, leaf in flat}
+    values = saved.snapshot.values
+    if leaves.keys() != values.keys():
+        odd = sorted(leaves.keys() ^ values.keys())
+        raise CheckpointError(
+            f"{saved.folder} is a checkpoint of another loop than {title}: "
+            f"one of them has no `{odd[0]}`",
+            "Name the algorithm and settings that it was trained with.",
+        )
+    made = {}
+    for name, leaf in leaves.items():
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        x = wrapped(jnp.asarray(values[name])) if is_key else values[name]
+        if x.shape != leaf.shape or x.dtype != leaf.dtype:
+            raise CheckpointError(
+                f"{saved.folder} has `{name}` as {x.dtype}{list(x.shape)}, "
+                f"and {title} carries {leaf.dtype}{list(leaf.shape)}",
+                "Go on with the settings and the number of environments that it was trained with.",
+            )
+        made[name] = x if is_key else jnp.asarray(x)
+    return Snapshot(saved.snapshot.tick, made, saved.snapshot.past, is_owned=True)
+
+
+def _load_orbax() -> None:
+    import orbax.checkpoint  # noqa: F401  takes a second, which nobody has to wait for
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _sum(x: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+
+
+def _damaged(folder: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint in {folder} can't be read: {why}", "Use the one before it."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (
+        f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
+    )

@@ -1,0 +1,437 @@
+"""A run in its folder: what is told as it goes on, and what it can be gone on with later."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal import __version__
+from shoal.algorithms.evaluated import Evaluated
+from shoal.envs.fresh import restart_hosts
+from shoal.errors import LostError, NotFiniteError
+from shoal.graph.ir import Graph, Stage, loops
+from shoal.planning.homes import Sites
+from shoal.planning.plan import Plan
+from shoal.roles import environment_stages
+from shoal.runs.checkpoints import Checkpoints, Pace, Told, pace, ticks_in
+from shoal.runs.progress import MEASURED, Progress
+from shoal.runs.recipes import NOT_PLAIN, recipe_of
+from shoal.runs.records import (
+    Episodes,
+    Evaluations,
+    Lags,
+    Lines,
+    as_json,
+    recorded,
+    scalars,
+    without_evaluation,
+    write_json,
+)
+from shoal.runs.status import Status
+from shoal.runtime.cluster.recovery import RecoveryPolicy
+from shoal.runtime.cluster.supervisor import WorkerFailure
+from shoal.runtime.execution.metrics import lag_name
+from shoal.runtime.execution.replica_runner import KEEP_EVERY
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.logs import Say, listening
+from shoal.runtime.net.codec import total
+from shoal.runtime.run import Result, RunCallbacks
+from shoal.signals import owned
+
+if TYPE_CHECKING:
+    from shoal.runs.training import Job
+
+FORM = 1
+OF_ENVIRONMENTS = ("env_states", "obs")  # what environments show may be NaN where they say so
+RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
+EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
+REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
+AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves: the final state, the summary, and the folder that holds both."""
+
+    state: Any
+    summary: dict[str, Any]
+    folder: Path
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """What a run goes on from: a state, and what was told of the ticks before it."""
+
+    start: Callable[[], Any]  # makes a snapshot, or the algorithm's tree before the first tick
+    told: Mapping[str, Any]
+
+
+def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
+    """All that it takes to make the run again, as JSON; what has no recipe is left out."""
+    every, keep = how.get("checkpoint_every", EVERY), how.get("keep", KEEP)
+    pace(every)  # refused now rather than when the first is due
+    return {
+        "form": FORM, "shoal": __version__, "jax": jax.__version__,
+        "algorithm": _recipe(job.algorithm, how.get("algorithm_from")),
+        "env": _recipe(job.env, how.get("env_from")),
+        "distribution": _recipe(drawn.distribution, None),
+        "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
+        "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
+        "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
+        "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
+        "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
+        "extended": how.get("extended", []),
+    }  # fmt: skip
+
+
+def _recipe(thing: Any, source: str | None) -> Any:
+    found = recipe_of(thing)
+    if found is NOT_PLAIN and source:
+        file, _, name = source.rpartition(":")
+        return {"from": str(Path(file).resolve()), "name": name}
+    return {"unknown": type(thing).__name__} if found is NOT_PLAIN else found
+
+
+def run_job(
+    job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: StartPoint
+) -> Trained:
+    """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
+    run_told = describe(job, drawn, how)
+    steps = steps_a_tick(drawn)
+    (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
+    how.get("announce", lambda text: None)(str(drawn))
+    summary: dict[str, Any] = {
+        "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
+        "backend": run_told["backend"], "seed": run_told["seed"], "envs": job.envs,
+        "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
+        "env_steps_per_second": None, "episodes": 0, "return_mean": None, "jax": jax.__version__,
+    }  # fmt: skip
+    if rate := job.learning_rate:
+        extended = {"extended": run_told["extended"]} if run_told["extended"] else {}
+        summary["learning_rate"] = rate | extended
+    with owned() as owner, owner.job(), ExitStack() as stack:
+        stack.enter_context(recorded(folder, summary))
+        write_json(folder / "run.json", run_told)
+        log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
+        shown = how.get("progress", False)
+        progress = stack.enter_context(Progress(job.ticks, steps, shown=shown))
+
+        def say(line: str) -> None:
+            log.add(line)
+            progress.say(line)
+
+        lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
+        checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
+        stack.callback(checkpoints.wait)
+        story = RunLogger(lines, progress, drawn, summary, since.told)
+        stack.callback(story.close)
+        saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
+        care = _care(drawn.graph, run_told, summary, say)
+        _lose(summary, say, since.told.get("under_way", 0))
+        with listening(say), environments_closed():
+            result = _run(drawn, run_told, since, saving, care)
+            if not result.stopped_by:
+                _evaluate_last(job, result, story)
+        _finish(summary, result, story)
+        summary.update(_told_unsaved(checkpoints, result.ticks))
+    return Trained(result.state, summary, folder, drawn)
+
+
+def _evaluate_last(job: Job, result: Result, story: RunLogger) -> None:
+    """Evaluate what a run has learnt when it ends, if it is evaluated at all."""
+    if isinstance(job.algorithm, Evaluated):
+        story.look(result.ticks, job.algorithm.last(job.env, result.state))
+
+
+def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> RecoveryPolicy:
+    """How the run goes on when somebody is lost; it is told, and counted."""
+
+    def tell(error: LostError, tick: int) -> None:
+        summary["restarts"] = summary.get("restarts", 0) + 1
+        say(f"{error.what}; going on from tick {tick}")
+
+    known: dict[str, int] = {}
+
+    def replaced(loss: WorkerFailure) -> None:
+        lost = loss.lost - known.pop(loss.worker, 0)
+        summary["lost_turns"] = summary.get("lost_turns", 0) + lost
+        if loss.is_new:
+            summary["replaced"] = summary.get("replaced", 0) + 1
+            known[loss.worker] = loss.lost
+        else:
+            say(str(loss))
+
+    fresh = partial(with_new_episodes, graph, told["seed"])
+    times = told["replaces"]
+    return RecoveryPolicy(
+        told["restarts"],
+        tell=tell,
+        fresh=fresh,
+        replaced=replaced,
+        replaces=times,
+        say=say,
+        dropped=partial(_lose, summary, say),
+    )
+
+
+def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
+    """Count turns that were under way in a state that a run goes on from: nobody has them."""
+    if turns:
+        summary["lost_turns"] = summary.get("lost_turns", 0) + turns
+        say(f"{turns} {'turn that was' if turns == 1 else 'turns that were'} under way then: lost")
+
+
+def _run(
+    drawn: Plan, told: Told, since: StartPoint, saving: Saving, care: RecoveryPolicy
+) -> Result:
+    """Run, and leave a checkpoint however it ends."""
+    story = saving.story
+    watch = RunCallbacks(
+        story.see, saving.due, saving.keep, story.look, story.status.stand, scale=story.status.scale
+    )
+    backend, ticks = told["backend"], told["ticks"]
+    try:
+        result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
+    except Exception as error:
+        if isinstance(last := getattr(error, "snapshot", None), Snapshot):
+            saving.last(last)
+        raise
+    check_no_nan(result)
+    saving.last(result.snapshot)
+    return result
+
+
+def check_no_nan(result: Result) -> None:
+    """Refuse to call a run done whose state has become NaN, even if no metric has shown it."""
+    for name, value in result.snapshot.values.items():
+        if name.split(".")[0] in OF_ENVIRONMENTS or not jnp.issubdtype(value.dtype, np.inexact):
+            continue
+        if np.isnan(np.asarray(value)).any():
+            raise NotFiniteError(
+                f"`{name}` is NaN after tick {result.ticks - 1}, and no metric has shown it",
+                "Lower the learning rate, look for a division by 0, and show a metric that would "
+                "be NaN too, such as the loss; the checkpoints before this one are kept.",
+                "",
+                result.ticks,
+            )
+
+
+class RunLogger:
+    """What is told of a run: a row a tick, the summary, and what a checkpoint has to know."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        progress: Progress,
+        drawn: Plan,
+        summary: dict[str, Any],
+        told: Mapping[str, Any],
+    ) -> None:
+        self._lines, self._progress, self._summary = lines, progress, summary
+        self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
+        self._first, self.tick = told.get("tick", 0), told.get("tick", 0)
+        self._steps_before = told.get("env_steps", 0)
+        self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
+        self.resumed = list(told.get("resumed", []))
+        self.episodes = Episodes.of(told.get("episodes", {}))
+        self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
+        self.status = Status(lines.path.parent, summary)
+        seen = lines.path.with_name("evaluation.jsonl")
+        self._evaluations = Evaluations(seen, self.steps_before, progress.say)
+        self._by_tick: dict[int, Told] = {}
+        self.awaits = False  # whether a snapshot is to come, of a tick not known yet
+
+    def close(self) -> None:
+        """There is no more to tell."""
+        self.status.close()
+        self._evaluations.close()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are rows that found no room."""
+        return self._lines.is_behind
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of all environments so far."""
+        return self.steps_before(self.tick)
+
+    def steps_before(self, tick: int) -> int:
+        """Steps of all environments before a tick."""
+        return self._steps_before + (tick - self._first) * self._steps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of running, without those between a stop and going on."""
+        return self.before + time.perf_counter() - self._began
+
+    @property
+    def rate(self) -> int:
+        """Steps of all environments in a tick."""
+        return self._steps
+
+    def see(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Tell of a tick."""
+        self.look(tick, metrics)
+        metrics = without_evaluation(metrics)
+        if self.awaits or tick % KEEP_EVERY == 0:  # the ticks that a failed run goes back to
+            self._by_tick[tick] = self.told()
+            if len(self._by_tick) > (AWAITED if self.awaits else REMEMBERED):
+                del self._by_tick[next(iter(self._by_tick))]
+        self.episodes.see(metrics)
+        self.lags.see(metrics)
+        self.tick = tick + 1
+        row = {"tick": tick, "env_steps": self.env_steps, "seconds": round(self.seconds, 4)}
+        told = row | scalars(metrics, self.lags.name) | {"return_mean": self.episodes.mean}
+        self._lines.add(as_json(told))
+        mean, count = self.episodes.mean, self.episodes.total
+        self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
+        self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
+        self._progress.see(tick, mean, self.env_steps)
+
+    def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Tell how an evaluation went, if there was one."""
+        self._summary.update(self._evaluations.see(tick, metrics, self._progress.look))
+
+    def told(self, tick: int = -1) -> Told:
+        """What a checkpoint of this moment has to know to tell on; `tick` may be a little ago."""
+        behind = self.tick - tick if tick >= 0 else 0
+        return {
+            "env_steps": self.env_steps - behind * self._steps, "seconds": round(self.seconds, 4),
+            "return_mean": self.episodes.mean, "resumed": self.resumed,
+            "episodes": self.episodes.plain(), "lags": self.lags.plain(),
+        }  # fmt: skip
+
+    def told_at(self, tick: int) -> Told | None:
+        """What was told before a tick; None if that isn't known any more, or not yet."""
+        return self.told() if tick == self.tick else self._by_tick.get(tick)
+
+
+class Saving:
+    """When checkpoints are due, and what goes into them."""
+
+    def __init__(self, checkpoints: Checkpoints, story: RunLogger, every: Pace) -> None:
+        self._checkpoints, self.story, self._pace = checkpoints, story, every
+        self._last, self._when = story.tick, time.monotonic()
+
+    def due(self, tick: int) -> int | None:
+        """Before which tick the next is wanted, once it is time; never two at once."""
+        if self._checkpoints.is_writing:
+            return None
+        late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
+        due = max(tick, self._last + self._pace.ticks)
+        if self.story.is_behind:  # a checkpoint without the rows before it would be of no use
+            if late or (self._pace.ticks and due == tick):
+                self._checkpoints.refuse(tick)
+                self._last, self._when = tick, time.monotonic()
+            return None
+        self.story.awaits = bool(self._pace.ticks or late)
+        return due if self.story.awaits else None
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, unless the one before is still being written."""
+        if not self._checkpoints.is_writing:
+            self.end(snapshot)
+
+    def end(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, with what was told of it, even if that takes until others are."""
+        told = self.story.told_at(snapshot.tick)
+        if told is None and snapshot.tick < self.story.tick:
+            # Ends at their own pace gave their parts later than that.
+            told = self.story.told(snapshot.tick)
+        if told is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
+            self._checkpoints.write(snapshot, {**told, "under_way": snapshot.under_way})
+        self.story.awaits = False
+        self._last, self._when = snapshot.tick, time.monotonic()
+
+    def last(self, snapshot: Snapshot) -> None:
+        """Write the snapshot that a run ends with, and wait until it is there."""
+        self.end(snapshot)
+        self._checkpoints.wait()
+
+
+def _finish(summary: dict[str, Any], result: Result, story: RunLogger) -> None:
+    summary.update(
+        status="interrupted" if result.stopped_by else "done",
+        ticks=result.ticks,
+        env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
+        seconds=round(story.seconds, 3),
+        compile_seconds=round(result.compile_seconds, 3),
+        env_steps_per_second=steps_per_second(
+            story.rate, result.ticks - result.first, result.seconds
+        ),
+        episodes=story.episodes.total,
+        return_mean=story.episodes.mean,
+    )
+    summary.update(story.lags.told())
+    summary.update(_told_sent(result))
+    if result.stopped_by:
+        summary["signal"] = signal.Signals(result.stopped_by).name
+    if story.resumed:
+        summary["resumed"] = story.resumed
+
+
+def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
+    """Of ticks of so many steps; None if they took too short a time to tell.
+
+    The first is compiled before it runs, and the seconds are those after it.
+    """
+    return round(steps * (ticks - 1) / seconds, 1) if steps and seconds >= MEASURED else None
+
+
+def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:
+    """How many checkpoints could not be written, and what is lost if the last is one of them."""
+    told: Told = {"checkpoints_not_written": len(checkpoints.failed)} if checkpoints.failed else {}
+    lost = checkpoints.lost(tick)
+    return told | ({"lost": lost} if lost else {})
+
+
+def _told_sent(result: Result) -> dict[str, int]:
+    """Bytes that went between hosts in the whole run, and that packing saved."""
+    if not result.sent:
+        return {}
+    sent = total(result.sent.values())
+    return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
+
+
+def with_new_episodes(graph: Graph, seed: int, snapshot: Snapshot) -> Snapshot:
+    """The snapshot, with new episodes where environments could not be saved."""
+    if not any(stage.host for stage in graph.stages):
+        return snapshot
+    values = restart_hosts(graph.origin, snapshot.values, graph.envs, seed + snapshot.tick)
+    return replace(snapshot, values=values)
+
+
+@contextmanager
+def environments_closed() -> Iterator[None]:
+    """Close what Python environments this process has opened, whatever happens."""
+    try:
+        yield
+    finally:
+        if host := sys.modules.get("shoal.envs.host"):
+            host.close_all()
+
+
+def steps_a_tick(drawn: Plan) -> int:
+    """How many steps all environments that a tick learns from make in it."""
+    return env_steps_a_tick(drawn.graph) * drawn.seen
+
+
+def env_steps_a_tick(graph: Graph) -> int:
+    """How many steps each environment makes in a tick."""
+    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
+    stepping = environment_stages(graph)
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage in stepping]
+    return sum(sites.times[n.writes[0]] for n in stages)

@@ -1,0 +1,142 @@
+"""What a run has learnt, ready to act: `shoal.load(run).act(obs)`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.algorithms.evaluated import Evaluated
+from shoal.envs.environment import clip
+from shoal.envs.spaces import Box, Discrete, Groups, MultiDiscrete, leaves
+from shoal.errors import CheckpointError, SettingError
+from shoal.runs.checkpoints import Saved, read, read_best, read_newest, restored
+from shoal.runs.resuming import Again, made_job, read_run
+from shoal.tracing.trace import Origin
+
+WHICH = ("newest", "best")
+
+
+def load(
+    run: str | Path, which: str = "newest", *, algorithm: Any = None, env: Any = None
+) -> Agent:
+    """What the run in a folder has learnt: by its newest checkpoint or its best, or one's folder.
+
+    `algorithm` and `env` are needed only where they were objects that JSON can't describe.
+    """
+    if which not in WHICH:
+        raise SettingError(f"which={which!r}", f"Say one of: {', '.join(WHICH)}.")
+    run = Path(run)
+    is_one = (run / "told.json").exists()
+    folder = run.parent.parent if is_one else run
+    told = read_run(folder)
+    given: Again = {"algorithm": algorithm, "env": env}
+    job = made_job(folder, told, given)
+    saved = read(run) if is_one else _saved(folder, which)
+    spec = Origin(job.algorithm, job.env).spec(job.envs)
+    values = restored(saved, spec, job.title).values
+    state = jax.tree.unflatten(jax.tree.structure(spec), list(values.values()))
+    if isinstance(job.algorithm, Evaluated):
+        return Agent(job.algorithm.algorithm, job.env, state.training, saved.snapshot.tick)
+    return Agent(job.algorithm, job.env, state, saved.snapshot.tick)
+
+
+def _saved(folder: Path, which: str) -> Saved:
+    if which == "best":
+        return read_best(folder / "checkpoints")
+    damaged: list[str] = []
+    found = read_newest(folder / "checkpoints", damaged.append)
+    if found is None:
+        raise CheckpointError(
+            f"the run in {folder} has no checkpoint yet", "Let it train a while, then load it."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An algorithm with a state that it has learnt, as it was before `tick`."""
+
+    algorithm: Any
+    env: Any
+    state: Any
+    tick: int
+
+    def act(self, obs: Any, key: Any = None) -> np.ndarray:
+        """The action on one observation, or one for each of many; nothing is remembered.
+
+        Without a key it is the best; with one (a number will do), drawn as in training.
+        """
+        return self.play(obs, None, key)[0]
+
+    def play(self, obs: Any, memory: Any = None, key: Any = None) -> tuple[np.ndarray, Any]:
+        """As `act`, of an algorithm that remembers: also what to give it with the next."""
+        if not hasattr(self.algorithm, "play"):
+            raise SettingError(
+                f"{type(self.algorithm).__name__} has no method `play`, so it can't act by itself",
+                "Give it play(env, state, obs, memory), which returns the best action in one "
+                "environment, and what to remember.",
+            )
+        rows, is_many = self._rows(obs)
+        if not is_many:
+            memory = jax.tree.map(lambda x: x[None], memory)
+        keys = None if key is None else jax.random.split(_as_key(key), _count(rows))
+        if keys is not None and "key" not in inspect.signature(self.algorithm.play).parameters:
+            raise SettingError(
+                f"{type(self.algorithm).__name__}'s play takes no key: it only knows the best",
+                "Act without a key.",
+            )
+        action, memory = self._play(self.state, rows, memory, keys)
+        if not is_many:
+            action, memory = jax.tree.map(lambda x: x[0], (action, memory))
+        return jax.tree.map(np.asarray, action), memory
+
+    @cached_property
+    def _play(self) -> Any:
+        def one(state: Any, obs: Any, memory: Any, key: Any) -> tuple[Any, Any]:
+            more = {} if key is None else {"key": key}
+            action, memory = self.algorithm.play(self.env, state, obs, memory, **more)
+            space = getattr(self.env, "action_space", None)
+            # As environments do in training: what is drawn from a normal may leave its box.
+            known = isinstance(space, Groups | Discrete | MultiDiscrete | Box)
+            return clip(space, action) if known else action, memory
+
+        return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
+
+    def _rows(self, obs: Any) -> tuple[Any, bool]:
+        """Observations with an axis that counts them, and whether they came with it.
+
+        Without an environment to say what one is, what comes is one.
+        """
+        if self.env is None:
+            return jax.tree.map(lambda x: np.asarray(x)[None], obs), False
+        space = self.env.observation_space
+        each: list[Any] = [s for _, s in space.spaces] if isinstance(space, Groups) else [space]
+        known = [box for of in each for box in leaves(of)]
+        axes = len(known[0].shape) + bool(self.env.agents)
+        given = [np.asarray(x) for x in jax.tree.leaves(obs)]
+        spare = given[0].ndim - axes if len(given) == len(known) else -1
+        pairs = zip(given, known, strict=len(given) == len(known))
+        fits = all(x.shape[x.ndim - len(k.shape) :] == k.shape for x, k in pairs)
+        if spare not in (0, 1) or not fits:
+            shapes = " and ".join(str(list(x.shape)) for x in given)
+            raise SettingError(
+                f"an observation of {self.env.name} is {space}, not {shapes}",
+                "Give one, or many along a first axis.",
+            )
+        rows = [np.asarray(x, k.dtype) for x, k in zip(given, known, strict=True)]
+        rows = rows if spare else [x[None] for x in rows]
+        return jax.tree.unflatten(jax.tree.structure(obs), rows), spare == 1
+
+
+def _count(rows: Any) -> int:
+    return len(jax.tree.leaves(rows)[0])
+
+
+def _as_key(key: Any) -> jax.Array:
+    return jax.random.key(key) if isinstance(key, int) else key

@@ -1,0 +1,1 @@
+"""Channels between fragments: flow control, in-process hand-over, shared memory."""

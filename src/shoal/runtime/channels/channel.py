@@ -1,0 +1,272 @@
+"""Channels: one way from a fragment to another, for any number of ends on both sides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from shoal.planning.channel_specs import ChannelSpec, Gate
+from shoal.planning.policy import Latest, Lockstep, Serve, takes_some
+from shoal.runtime.channels.flow_control import Counts, Turn, choose, may_put, may_take
+
+Message = dict[str, Any]
+DEPTH = 32  # turns of an end that a ledger remembers: more than any may have under way
+
+
+class Taken(NamedTuple):
+    """A message as its reader keeps it, and the version that each source made it from."""
+
+    message: Message
+    versions: tuple[int, ...]
+
+
+Receive = Callable[[Message, list[Turn]], Message]
+
+
+class FlowControl(Protocol):
+    """Says who may move through a channel."""
+
+    @property
+    def sheet(self) -> ChannelSpec:
+        """What the channel is."""
+        ...
+
+    @property
+    def under_way(self) -> int:
+        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        ...
+
+    def may_put(self, end: int) -> bool:
+        """Whether a writer's end has room for its next message."""
+        ...
+
+    def may_take(self, end: int, tick: int) -> bool:
+        """Whether a reader's end may take its next message."""
+        ...
+
+
+class Channel(Protocol):
+    """One way from a fragment to another; a move is made only after leave was given."""
+
+    @property
+    def turnstile(self) -> FlowControl:
+        """Who may move."""
+        ...
+
+    def put(self, end: int, message: Message, version: int) -> None:
+        """Hand over what one end of the writer has made."""
+        ...
+
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The next message as one end of the reader sees it.
+
+        What `receive` is given may lie in memory that is used again as soon as it returns.
+        """
+        ...
+
+
+class Waker(Protocol):
+    """What a team sleeps by, and others wake it with."""
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        ...
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        ...
+
+
+class Silent:
+    """The bell of who is somewhere else, and is woken there."""
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Nobody waits by it."""
+        raise AssertionError
+
+    def ring(self) -> None:
+        """Wake nobody."""
+
+
+@dataclass
+class Bundle:
+    """The queues from which one reader takes the same turns, the first to come."""
+
+    gate: Gate
+    counts: list[Counts] = field(default_factory=list)
+    _seen: dict[Turn, int] = field(default_factory=dict)
+    _clock: Iterator[int] = field(default_factory=itertools.count)
+    _chosen: tuple[int, list[Turn]] = (-1, [])
+
+    def turns(self, tick: int) -> list[Turn] | None:
+        """The turns that `tick` uses; None while it has to wait for them."""
+        if self._chosen[0] == tick:
+            return self._chosen[1]
+        ledger = self.counts[0].ledger
+        assert ledger is not None
+        for turn in self._arrived(tick):
+            if turn not in self._seen:
+                self._seen[turn] = next(self._clock)
+        chosen = choose(self.gate, ledger, tick, self._seen)
+        if chosen is not None:
+            self._chosen = tick, chosen
+            for turn in chosen:
+                del self._seen[turn]
+                ledger.used[turn[0]] += 1
+        return chosen
+
+    def _arrived(self, tick: int) -> Iterator[Turn]:
+        """Turns of which all parts have come; who is looked at first changes."""
+        ledger = self.counts[0].ledger
+        assert ledger is not None
+        ends = len(ledger.used)
+        for i in range(ends):
+            end = (i + tick) % ends
+            whole = min(c.puts[end] for c in self.counts)
+            yield from ((end, number) for number in range(ledger.used[end], whole))
+
+
+@dataclass
+class ChannelState:
+    """A channel's gate and counts: says who may move, and numbers the messages."""
+
+    sheet: ChannelSpec
+    counts: Counts
+    bundle: Bundle | None = None
+    fence: Callable[[], None] = lambda: None
+    admit: Callable[[int], bool] | None = None  # who says if a free end may begin, if elsewhere
+    taken: list[int] = field(default_factory=list)
+    readers: list[list[Waker]] = field(default_factory=list)  # to wake, by writer's end
+    writers: list[list[Waker]] = field(default_factory=list)  # to wake, by reader's end
+
+    def __post_init__(self) -> None:
+        self.taken = [0] * self.sheet.readers
+        self._is_news = isinstance(self.sheet.gate.flow, Latest)
+        if takes_some(self.sheet.gate.flow):
+            assert self.bundle is not None
+            self.bundle.counts.append(self.counts)
+
+    @property
+    def under_way(self) -> int:
+        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        ledger = self.counts.ledger
+        if self.bundle is None or ledger is None:
+            return 0
+        return sum(1 for _ in ledger.under_way())
+
+    def may_put(self, end: int) -> bool:
+        """Whether a writer's end has room for its next message."""
+        return may_put(self.sheet.gate, self.counts, end)
+
+    def may_take(self, end: int, tick: int) -> bool:
+        """Whether a reader's end may take its next message."""
+        if self.bundle is not None:
+            turns = self.bundle.turns(tick)
+            return turns is not None and all(self.counts.puts[w] > n for w, n in turns)
+        if self.admit is not None:
+            return self.admit(end)
+        return may_take(self.sheet.gate, self.counts, end, self.taken[end], tick)
+
+    def turns(self, end: int, tick: int) -> list[Turn]:
+        """The writers' ends that a reader's next take brings from, and the messages' numbers."""
+        if self.bundle is not None:
+            return self.bundle.turns(tick) or []
+        number = self.begin(end) if self._is_news else self.taken[end]
+        return [(w, number) for w in self.sheet.gate.sources[end]]
+
+    def begin(self, end: int) -> int:
+        """The newest version, noted in the ledger if the reader's end is free to use it late."""
+        version, ledger = self.newest(end), self.counts.ledger
+        if self.sheet.gate.admits and ledger is not None:
+            ledger.begin(end, version)
+            self.fence()
+            # Had the writer gone on before it could see this, the newest is another by now.
+            while (newest := self.newest(end)) != version:
+                version = newest
+                ledger.amend(end, version)
+        return version
+
+    def again(self, end: int) -> list[Turn]:
+        """As `turns`, for a reader that found the newest written over while it looked."""
+        newest, ledger = self.newest(end), self.counts.ledger
+        if self.sheet.gate.admits and ledger is not None:
+            ledger.amend(end, newest)
+        return [(w, newest) for w in self.sheet.gate.sources[end]]
+
+    def hear(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
+        """Wake these, given by end, when there is something for them."""
+        gate, count = self.sheet.gate, self.sheet.writers
+        self.readers = [
+            _each(readers[r] for r, sources in enumerate(gate.sources) if w in sources)
+            for w in range(count)
+        ]
+        self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
+        if self._is_news:  # who is ahead waits for those beside it
+            for w, woken in enumerate(self.readers):
+                beside = {b for sources in gate.sources if w in sources for b in sources} - {w}
+                woken += [writers[b] for b in sorted(beside) if writers[b] not in woken]
+
+    def did_put(self, end: int) -> None:
+        """A writer's end has put its next message."""
+        self.counts.puts[end] += 1
+        if self._is_news and self.counts.ledger is not None:
+            self.counts.ledger.settle()
+        for bell in self.readers[end] if self.readers else ():
+            bell.ring()
+
+    def let_go(self, end: int, turns: list[Turn]) -> None:
+        """A reader's end is done with messages: their room may be used again."""
+        self.taken[end] += 1
+        counts, capacity = self.counts, self.sheet.gate.capacity
+        # Only who found no room waits for it; others would be woken for nothing.
+        waits = any(counts.puts[w] - n >= capacity for w, n in turns)
+        if self.bundle is not None:
+            for w, n in turns:
+                counts.takes[w] = n + 1
+            waits = True  # turns that were used also let others begin
+        else:
+            counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
+        if waits and self.writers:
+            for bell in self.writers[end]:
+                bell.ring()
+
+    def newest(self, end: int) -> int:
+        """The number of the newest message that a reader's end has of all its sources."""
+        return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
+
+
+def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> int:
+    """Take back what ends that are gone had begun and not handed over whole; how many turns.
+
+    They are those of one number of fragments that go in step. Nobody has looked at it: who takes
+    the first to come looks only at turns that are whole. What is whole stays where it is, and is
+    taken once. What was on its way between these ends is forgotten.
+    """
+    gates = [(stile.sheet.gate, stile.counts) for stile in channels]
+    for gate, counts in gates:
+        within = {gate.writer, gate.reader} <= set(fragments)
+        if within and isinstance(gate.flow, Lockstep | Serve):
+            counts.puts[end] = counts.takes[end] = 0
+    own = [c for gate, c in gates if gate.writer in fragments and takes_some(gate.flow)]
+    if not own:
+        return 0
+    whole, ledger = min(c.puts[end] for c in own), own[0].ledger
+    for counts in own:
+        counts.puts[end] = whole
+    assert ledger is not None
+    lost = max(0, ledger.begun[end] - whole)
+    ledger.begun[end] -= lost
+    return lost
+
+
+def _each(bells: Iterable[Waker]) -> list[Waker]:
+    return list(dict.fromkeys(bells))
+
+
+def make_bundles(sheets: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:
+    """For each queue whose reader takes the first to come, what it is bundled with."""
+    some = {name: sheet for name, sheet in sheets.items() if takes_some(sheet.gate.flow)}
+    bundles = {sheet.gate.reader: Bundle(sheet.gate) for sheet in some.values()}
+    return {name: bundles[sheet.gate.reader] for name, sheet in some.items()}

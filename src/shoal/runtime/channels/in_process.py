@@ -1,0 +1,171 @@
+"""Channels inside a process: messages go by reference, gathered or scattered on arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from shoal.planning.channel_specs import ChannelSpec
+from shoal.planning.policy import Latest
+from shoal.runtime.channels.channel import (
+    DEPTH,
+    Bundle,
+    ChannelState,
+    Message,
+    Receive,
+    Taken,
+    make_bundles,
+)
+from shoal.runtime.channels.flow_control import Counts, Ledger, Turn
+
+KEPT = 4  # newest messages that a reader of the newest may still be reading
+
+
+class Placement(Protocol):
+    """Where a reader's values lie: over which devices, and how a value is sharded over them."""
+
+    @property
+    def mesh(self) -> Any:
+        """The devices, or None where there is one."""
+        ...
+
+    def sharding(self, name: str, end: int, /) -> Any:
+        """How the value `name` is laid over the devices for the reader's end."""
+        ...
+
+
+class InProcessChannel:
+    """Messages kept until every reader's end that takes from the writer's end has had them."""
+
+    def __init__(
+        self, sheet: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
+    ) -> None:
+        self._sheet, self._reader = sheet, reader
+        counts = Counts([0] * sheet.writers, [0] * max(sheet.readers, sheet.writers))
+        self.turnstile = ChannelState(sheet, counts, bundle)
+        self._kept: dict[Turn, tuple[Message, int]] = {}
+
+    def put(self, end: int, message: Message, version: int) -> None:
+        """Keep a message for its readers."""
+        puts = self.turnstile.counts.puts
+        if end in self._sheet.gate.readers:
+            self._kept[end, puts[end]] = message, version
+        if isinstance(self._sheet.gate.flow, Latest):
+            self._kept.pop((end, puts[end] - KEPT), None)
+        self.turnstile.did_put(end)
+
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """Hand over the next message, in the reader's rows and on its device."""
+        turns = self.turnstile.turns(end, tick)
+        while not all(turn in (kept := dict(self._kept)) for turn in turns):
+            turns = self.turnstile.again(end)  # newer came while we looked: only news is dropped
+        sent = {turn: kept[turn] for turn in turns}
+        self.turnstile.let_go(end, turns)
+        self._forget(turns)
+        message = self._joined(end, [(turn, m) for turn, (m, _) in sent.items()])
+        return Taken(receive(message, turns), tuple(version for _, version in sent.values()))
+
+    def _forget(self, turns: list[Turn]) -> None:
+        gate, counts = self._sheet.gate, self.turnstile.counts
+        if isinstance(gate.flow, Latest):
+            return
+        for w, n in turns:
+            readers = [counts.takes[r] for r, s in enumerate(gate.sources) if w in s]
+            if self.turnstile.bundle is not None or min(readers) > n:
+                self._kept.pop((w, n), None)
+
+    def _joined(self, end: int, sent: list[tuple[Turn, Message]]) -> Message:
+        moved = [(w, self._moved(message, end)) for (w, _), message in sent]
+        if self._is_plain:
+            return moved[0][1]
+        if self._reader is None:
+            return {c.name: self._part(c.name, end, moved, np) for c in self._sheet.cells}
+        # Whose turns they are may change, how they are put together doesn't.
+        order = [w for w, _ in moved]
+        key = tuple(order) if self.turnstile.bundle is None else ()
+        joined = self._join[end](key, [m for _, m in moved])
+        return dict(zip([c.name for c in self._sheet.cells], joined, strict=True))
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self._sheet.readers == 1 and self._sheet.writers == 1
+
+    def _moved(self, message: Message, end: int) -> Message:
+        """A message on the reader's device; on its first one if it is yet to be put together."""
+        if self._reader is None:
+            return {k: np.asarray(x) for k, x in message.items()}
+        mesh = self._reader.mesh
+        if mesh is not None and self._is_plain:
+            return {k: jax.device_put(x, self._reader.sharding(k, end)) for k, x in message.items()}
+        where = (
+            self._reader.sharding("", end)
+            if mesh is None
+            else SingleDeviceSharding(mesh.devices.flat[0])
+        )
+        return {
+            k: x if _is_there(x, where) else jax.device_put(x, where) for k, x in message.items()
+        }
+
+    def _part(self, name: str, end: int, sent: list[tuple[int, Message]], xp: Any) -> Any:
+        """One value of a reader's message, from the messages of its sources."""
+        cell = next(c for c in self._sheet.cells if c.name == name)
+        if cell.stacked:
+            return xp.stack([m[name] for _, m in sent])
+        if cell.axis is None:
+            return sent[0][1][name]
+        if self.turnstile.bundle is not None:
+            rows = [m[name] for _, m in sent]
+        else:
+            of = dict(sent)
+            rows = [
+                of[p.writer][name][(slice(None),) * cell.axis + (slice(p.start, p.stop),)]
+                for p in self._sheet.cut[end]
+            ]
+        return rows[0] if len(rows) == 1 else xp.concatenate(rows, cell.axis)
+
+    @cached_property
+    def _join(self) -> list[Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]]:
+        """For each reader's end, how its message is put together."""
+        names = [c.name for c in self._sheet.cells]
+
+        def join(end: int) -> Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]:
+            def parts(order: tuple[int, ...], sent: list[Message]) -> tuple[Any, ...]:
+                known = list(zip(order or range(len(sent)), sent, strict=True))
+                return tuple(self._part(name, end, known, jnp) for name in names)
+
+            together = jax.jit(parts, static_argnums=0)
+            assert self._reader is not None
+            if self._reader.mesh is None:
+                return together
+            where = tuple(self._reader.sharding(name, end) for name in names)
+            return lambda order, sent: tuple(map(jax.device_put, together(order, sent), where))
+
+        return [join(end) for end in range(self._sheet.readers)]
+
+
+def _is_there(x: Any, where: Any) -> bool:
+    return isinstance(x, jax.Array) and x.sharding == where
+
+
+def make_channels(
+    sheets: Mapping[str, ChannelSpec], readers: Mapping[str, Placement | None]
+) -> dict[str, InProcessChannel]:
+    """All channels of a plan inside this process; `readers` says on which devices fragments are."""
+    bundles = make_bundles(sheets)
+    channels = {
+        name: InProcessChannel(s, readers[s.gate.reader], bundles.get(name))
+        for name, s in sheets.items()
+    }
+    admitting = [c for name, c in channels.items() if sheets[name].gate.admits]
+    if admitting:
+        ends = max(sheets[c].writers for c in bundles)
+        ledger = Ledger([0] * ends, [0] * ends, [0] * ends, [0] * (ends * DEPTH), DEPTH)
+        for channel in admitting:
+            channel.turnstile.counts.ledger = ledger
+    return channels

@@ -1,0 +1,160 @@
+"""Memory that processes share without a name: it is gone when the last of them is.
+
+The kernel frees it even if every process is killed at once, so nothing has to be cleaned up; and
+no stranger can open it, since it is reached only by inheriting it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ml_dtypes  # noqa: F401  by it NumPy knows bfloat16, float8, int4
+import numpy as np
+
+LINE = 64  # bytes of a cache line; counts that different processes write never share one
+_FUTEX, _MEMBARRIER = {
+    "x86_64": (202, 324),
+    "aarch64": (98, 283),
+}.get(platform.machine() if sys.platform == "linux" else "", (0, 0))
+# Whether writes are seen in the order they were made; elsewhere counting needs a fence before it.
+ORDERED = platform.machine() in ("x86_64", "AMD64")
+_WAIT, _WAKE = 0, 1
+_REGISTER, _BARRIER = 1 << 2, 1 << 1  # for all processes that registered
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class Room:
+    """Where things lie in memory that is yet to be made: each gets the next free bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, nbytes: int) -> int:
+        """The place of so many bytes, at the start of a cache line."""
+        first = self.size
+        self.size = -(-(first + nbytes) // LINE) * LINE
+        return first
+
+
+class Memory:
+    """One piece of shared memory, open in this process."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        is_shared = fd >= 0
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        if is_shared:
+            weakref.finalize(self, os.close, fd)  # an open file would keep the memory
+        elif hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    @staticmethod
+    def make(size: int) -> Memory:
+        """New memory, all zero; children inherit its file descriptor."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("shoal", 0)
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, max(size, LINE))
+        return Memory(fd, max(size, LINE))
+
+    @staticmethod
+    def own(size: int) -> Memory:
+        """New memory, all zero, of this process alone: in large pages, which fill faster."""
+        return Memory(-1, max(size, LINE))
+
+    def words(self, first: int, count: int) -> memoryview:
+        """64-bit counts, each in a cache line of its own."""
+        whole = memoryview(self._map)[first : first + count * LINE].cast("q")
+        return whole[:: LINE // 8]
+
+    def packed(self, first: int, count: int) -> memoryview:
+        """64-bit counts side by side."""
+        return memoryview(self._map)[first : first + count * 8].cast("q")
+
+    def array(self, first: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array that lies in this memory."""
+        return np.ndarray(shape, dtype, buffer=self._map, offset=first)
+
+    def address(self, first: int) -> int:
+        """Where a byte lies in this process."""
+        return self._base + first
+
+
+def fence() -> None:
+    """Let all processes see what this one wrote before it reads on, and this one what they wrote.
+
+    The costly side of an uneven bargain: who sleeps pays, who wakes others need not.
+    """
+    if _MEMBARRIER:
+        _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_BARRIER), 0, 0)
+
+
+def join_fences() -> None:
+    """Take part in others' fences; each process says so once."""
+    if _MEMBARRIER:
+        _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_REGISTER), 0, 0)
+
+
+class FutexWaker:
+    """Wakes a process that waits: it watches for a while, then sleeps until rung."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        first: int,
+        spin: float = 0.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._word = memory.words(first, 1)
+        self._address = ctypes.c_void_p(memory.address(first))
+        self._spin, self._check = spin, check
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        until = time.perf_counter() + min(self._spin, seconds)
+        while True:
+            if ready():
+                return
+            if time.perf_counter() >= until:
+                break
+            os.sched_yield()  # to whom we wait for, should it want this core
+        self._check()
+        if seconds > 0:
+            self._word[0] = 1
+            fence()
+            self._check()
+            if not ready():
+                self._sleep(seconds)
+            self._word[0] = 0
+            self._check()
+
+    def _sleep(self, seconds: float) -> None:
+        if not _FUTEX:
+            time.sleep(min(seconds, 1e-4))
+            return
+        # A ring can't be lost, but a process can be: look around now and then.
+        seconds = min(seconds, 0.1)
+        limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
+        _libc.syscall(ctypes.c_long(_FUTEX), self._address, _WAIT, 1, limit, None, 0)
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        if self._word[0]:
+            self._word[0] = 0
+            if _FUTEX:
+                _libc.syscall(ctypes.c_long(_FUTEX), self._address, _WAKE, 1 << 30, None, None, 0)

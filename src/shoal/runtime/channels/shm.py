@@ -1,0 +1,277 @@
+"""Channels in shared memory: rings of slots that writers fill and readers look at in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shoal.planning.channel_specs import ArraySpec, ChannelSpec
+from shoal.planning.policy import Latest, takes_some
+from shoal.runtime.channels.channel import (
+    DEPTH,
+    Bundle,
+    ChannelState,
+    Message,
+    Receive,
+    Taken,
+    make_bundles,
+)
+from shoal.runtime.channels.flow_control import AHEAD, Counts, Ledger, Turn
+from shoal.runtime.channels.shared_memory import LINE, ORDERED, Memory, Room, fence
+
+Target = tuple[np.ndarray, str, bool, Any]  # an array, of which value, if it is a key, which rows
+NEWEST = AHEAD + 1  # slots where only the newest is read: writers never wait, readers look again
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Where a channel's counts and slots lie in shared memory."""
+
+    sheet: ChannelSpec
+    puts: int
+    takes: int
+    versions: int
+    numbers: int
+    slots: tuple[tuple[int, ...], ...]  # for each slot, where each of its arrays begins
+
+    @staticmethod
+    def plan(sheet: ChannelSpec, room: Room) -> Ring:
+        """Take as much room as the channel needs."""
+        slots = slots_of(sheet)
+        ends = max(sheet.readers, sheet.writers)
+        puts, takes = room.take(sheet.writers * LINE), room.take(ends * LINE)
+        versions, numbers = (room.take(sheet.writers * slots * 8) for _ in range(2))
+        sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(sheet)]
+        places = tuple(tuple(room.take(size) for size in sizes) for _ in range(slots))
+        return Ring(sheet, puts, takes, versions, numbers, places)
+
+
+def slots_of(sheet: ChannelSpec) -> int:
+    """How many messages of one end a channel holds."""
+    return NEWEST if isinstance(sheet.gate.flow, Latest) else sheet.gate.capacity
+
+
+def arrays(sheet: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
+    """The arrays of a slot: a value, a shape, and whose it is.
+
+    Rows lie by reader, so that a reader finds its own in one piece; what all readers share, and
+    what is taken as it comes, lies by writer.
+    """
+    found = []
+    for cell in sheet.cells:
+        if cell.stacked:
+            found.append((cell, (sheet.writers, *cell.shape), 0))
+        elif cell.axis is None or takes_some(sheet.gate.flow):
+            shape = cell.rows(sheet.rows // sheet.writers)
+            found += [(cell, shape, writer) for writer in range(sheet.writers)]
+        else:
+            shape = cell.rows(sheet.rows // sheet.readers)
+            found += [(cell, shape, reader) for reader in range(sheet.readers)]
+    return found
+
+
+class ShmChannel:
+    """A channel between processes of one host."""
+
+    def __init__(
+        self, memory: Memory, ring: Ring, bundle: Bundle | None = None, ledger: Ledger | None = None
+    ) -> None:
+        sheet = ring.sheet
+        ends = max(sheet.readers, sheet.writers)
+        counts = Counts(
+            memory.words(ring.puts, sheet.writers), memory.words(ring.takes, ends), ledger
+        )
+        self.turnstile = ChannelState(sheet, counts, bundle, fence)
+        self._memory, self._ring, self._sheet = memory, ring, sheet
+        self._slots = slots_of(sheet)
+        marks = sheet.writers * self._slots
+        self._versions = memory.packed(ring.versions, marks)
+        self._numbers = memory.packed(ring.numbers, marks)
+        self._is_newest = isinstance(sheet.gate.flow, Latest)
+        self._filling: dict[int, list[list[Target]]] = {}
+        self._looking: dict[int, list[Message]] = {}
+
+    def put(self, end: int, message: Message, version: int) -> None:
+        """Fill the next slot in place."""
+        number = self.turnstile.counts.puts[end]
+        slot = number % self._slots
+        if end not in self._filling:
+            readers = range(self._sheet.readers)
+            self._filling[end] = [self.rooms(end, s, readers) for s in range(self._slots)]
+        self.begin_landing(end, number)
+        for room, name, is_key, rows in self._filling[end][slot]:
+            x = message[name]
+            if is_key and type(x) is not np.ndarray:
+                x = key_data(x)
+            room[...] = x if rows is None else np.asarray(x)[rows]
+        self.end_landing(end, number, version)
+
+    def begin_landing(self, end: int, number: int) -> None:
+        """A message's slot is about to be filled: who still reads news there will look again."""
+        if self._is_newest:
+            self._numbers[self._mark((end, number))] = -1
+
+    def end_landing(self, end: int, number: int, version: int) -> None:
+        """A message lies whole in its slot: let readers see it."""
+        mark = self._mark((end, number))
+        self._versions[mark] = version
+        self._numbers[mark] = number
+        if not ORDERED:
+            fence()
+        self.turnstile.did_put(end)
+
+    @property
+    def slots(self) -> int:
+        """How many messages of one end it holds."""
+        return self._slots
+
+    def take(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The next message, looked at where it lies; its slot is free again on return."""
+        if self._is_newest:
+            return self._newest(end, tick, receive)
+        turns = self.turnstile.turns(end, tick)
+        if not ORDERED:
+            fence()
+        message = receive(self._look(end, turns), turns)
+        slots = self._slots
+        versions = tuple([self._versions[w * slots + n % slots] for w, n in turns])
+        self.turnstile.let_go(end, turns)
+        return Taken(message, versions)
+
+    def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
+        """The newest message; if it was written over meanwhile, a copy of what is newest then."""
+        turns = self.turnstile.turns(end, tick)
+        if not ORDERED:
+            fence()
+        message = receive(self._look(end, turns), turns)
+        while (versions := self._untouched(turns)) is None:
+            turns = self.turnstile.again(end)
+            copy = {name: x.copy() for name, x in self._look(end, turns).items()}
+            if (versions := self._untouched(turns)) is not None:
+                message = receive(copy, turns)
+                break
+        self.turnstile.let_go(end, turns)
+        return Taken(message, versions)
+
+    def _untouched(self, turns: list[Turn]) -> tuple[int, ...] | None:
+        """The versions of messages, or None if one of them was written over by now."""
+        marks = [self._mark(turn) for turn in turns]
+        versions = tuple(self._versions[mark] for mark in marks)
+        whole = all(self._numbers[m] == n for m, (_, n) in zip(marks, turns, strict=True))
+        return versions if whole else None
+
+    def _mark(self, turn: Turn) -> int:
+        return turn[0] * self._slots + turn[1] % self._slots
+
+    def _look(self, end: int, turns: list[Turn]) -> Message:
+        if self.turnstile.bundle is not None:
+            return self._gathered(turns)
+        if end not in self._looking:
+            self._looking[end] = [self._views(end, s) for s in range(self._slots)]
+        return self._looking[end][turns[0][1] % self._slots]
+
+    def _gathered(self, turns: list[Turn]) -> Message:
+        """Rows of those who came first, one after another."""
+        found: Message = {}
+        for cell in self._sheet.cells:
+            lie = [self._arrays[n % self._slots] for _, n in turns]
+            if cell.stacked:
+                found[cell.name] = np.stack(
+                    [x[cell.name, 0][w] for x, (w, _) in zip(lie, turns, strict=True)]
+                )
+                continue
+            xs = [x[cell.name, w] for x, (w, _) in zip(lie, turns, strict=True)]
+            rows = cell.axis is not None
+            found[cell.name] = np.concatenate(xs, cell.axis) if rows and len(xs) > 1 else xs[0]
+        return found
+
+    @cached_property
+    def _arrays(self) -> list[dict[tuple[str, int], np.ndarray]]:
+        """Every array of every slot, by value and owner."""
+        return [
+            {
+                (cell.name, owner): self._memory.array(first, shape, cell.dtype)
+                for first, (cell, shape, owner) in zip(places, arrays(self._sheet), strict=True)
+            }
+            for places in self._ring.slots
+        ]
+
+    def rooms(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
+        """Where an end's values go for these readers: an array, and which rows, None for all."""
+        found: list[Target] = []
+        for cell in self._sheet.cells:
+            lie = self._arrays[slot]
+            if cell.stacked:
+                found.append((lie[cell.name, 0][end, ...], cell.name, cell.is_key, None))
+            elif cell.axis is None or takes_some(self._sheet.gate.flow):
+                found.append((lie[cell.name, end], cell.name, cell.is_key, None))
+            else:
+                found += self._rows(cell, end, lie, readers)
+        return found
+
+    def _rows(
+        self, cell: ArraySpec, end: int, lie: Mapping[tuple[str, int], np.ndarray], readers: Any
+    ) -> list[Target]:
+        assert cell.axis is not None
+        before, wide = (slice(None),) * cell.axis, self._sheet.rows // self._sheet.writers
+        found = []
+        for reader, cut in enumerate(self._sheet.cut):
+            first = 0
+            for piece in cut:
+                count = piece.stop - piece.start
+                if piece.writer == end and reader in readers:
+                    room = lie[cell.name, reader][(*before, slice(first, first + count))]
+                    rows = None if count == wide else (*before, slice(piece.start, piece.stop))
+                    found.append((room, cell.name, cell.is_key, rows))
+                first += count
+        return found
+
+    def _views(self, end: int, slot: int) -> Message:
+        lie, source = self._arrays[slot], self._sheet.gate.sources[end][0]
+        return {
+            c.name: lie[c.name, 0 if c.stacked else source if c.axis is None else end]
+            for c in self._sheet.cells
+        }
+
+
+def key_data(x: Any) -> np.ndarray:
+    """A key's words; needs JAX only where there is a key."""
+    from jax.random import key_data
+
+    return np.asarray(key_data(x))
+
+
+@dataclass(frozen=True)
+class Rings:
+    """All channels of a plan in shared memory, and the ledger of those that turn freely."""
+
+    rings: Mapping[str, Ring]
+    ledger: int
+    ends: int
+
+    @staticmethod
+    def plan(sheets: Mapping[str, ChannelSpec], room: Room) -> Rings:
+        """Take as much room as all channels need."""
+        free = [s.writers for s in sheets.values() if takes_some(s.gate.flow)]
+        ends = max(free, default=0)
+        ledger = room.take(ends * (3 * LINE + DEPTH * 8))
+        return Rings({name: Ring.plan(s, room) for name, s in sheets.items()}, ledger, ends)
+
+    def open(self, memory: Memory) -> dict[str, ShmChannel]:
+        """The channels, in this process."""
+        ends, first = self.ends, self.ledger
+        ledger = None
+        if ends:
+            begun, used, settled = (memory.words(first + i * ends * LINE, ends) for i in range(3))
+            versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
+            ledger = Ledger(begun, used, settled, versions, DEPTH)
+        bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
+        return {
+            name: ShmChannel(memory, ring, bundles.get(name), ledger)
+            for name, ring in self.rings.items()
+        }

@@ -1,0 +1,1 @@
+"""Worker processes on one host or many: launching, control, supervision, Ray."""

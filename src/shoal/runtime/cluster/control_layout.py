@@ -1,0 +1,48 @@
+"""What of a plan lies on its board: everything that is kept, and what each end shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shoal.planning.channel_specs import ArraySpec, make_cell
+from shoal.planning.plan import Plan
+from shoal.planning.segments import Program
+from shoal.runtime.channels.shared_memory import Room
+from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, Spec
+from shoal.runtime.execution.local_run import lagged, past_names
+from shoal.runtime.execution.snapshot import value_of
+
+Programs = Mapping[str, Program]
+
+
+def make_control_layout(plan: Plan, programs: Programs, room: Room) -> ControlLayout:
+    """The board of a plan, for all workers that there may be."""
+    teams = tuple((f, w) for f in programs for w in range(plan.workers(f)))
+    return ControlLayout.plan(
+        teams, _cells(plan), plan.graph.envs, tuple(_posts(plan, programs)), room
+    )
+
+
+def _cells(plan: Plan) -> dict[str, ArraySpec]:
+    """Everything that is kept: what is carried, and what is on its way to who lags."""
+    values = plan.graph.values
+    found = {name: make_cell(values[name]) for name in plan.graph.inputs}
+    for line in lagged(plan):
+        found |= {name: make_cell(values[value_of(name)]) for name in past_names(line)}
+    return found
+
+
+def _posts(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
+    values = plan.graph.values
+    for fragment, program in programs.items():
+        ends = plan.ends(fragment)
+        rows = plan.batch(fragment) // ends
+        shown = tuple(
+            Spec(name, make_cell(values[v]).rows(rows), values[v].dtype)
+            for name, v in program.metrics
+        )
+        lines = [line for line in lagged(plan) if line.writer == fragment]
+        carried = frozenset(before for before, _ in program.carry)
+        carried |= {name for line in lines for name in past_names(line)}
+        for end in range(ends):
+            yield EndpointLayout((fragment, end), ends, carried, shown)

@@ -1,0 +1,360 @@
+"""Plans over a Ray cluster: an actor a host, which keeps that host's workers. Only here is Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from shoal.errors import LostError, PlaceError, ShoalError
+from shoal.planning.cluster import Cluster, Device, Host
+from shoal.planning.fragment_program import write_program
+from shoal.planning.plan import Plan
+from shoal.planning.segments import Program
+from shoal.runtime.cluster.assignment import ProcessAssignment
+from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.driver import ProcessRun
+from shoal.runtime.cluster.host_agent import Doors, HostAgent
+from shoal.runtime.cluster.hosts import Wanted
+from shoal.runtime.cluster.machine import check_memory
+from shoal.runtime.cluster.replica_set import ReplicaSet
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.logs import listener, listening
+
+LOOK = 2.0  # seconds between looks for hosts that have come
+PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
+KNOCK = 10.0  # seconds in which a cluster has to answer at all
+LOADING = 120.0  # seconds that a host may take until it answers for the first time
+
+
+def join(address: str = "") -> None:
+    """Connect with the cluster at `address`, or one that is known here, or start one here."""
+    if ray.is_initialized():
+        return
+    try:
+        knock(address)
+    except OSError as error:
+        raise no_cluster(address, error) from error
+    try:
+        _connect(address)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        with suppress(ConnectionError, ValueError, RuntimeError):
+            if use_token():
+                _connect(address)
+        if not ray.is_initialized():
+            raise no_cluster(address, error) from error
+
+
+def no_cluster(address: str, error: Exception) -> PlaceError:
+    """The error that a user sees who names a cluster that can't be joined."""
+    return PlaceError(
+        f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
+        "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
+        "If that one asks for a token (Ray says InvalidAuthToken), copy ~/.ray/auth_token from "
+        "its head to this host.",
+    )
+
+
+def knock(address: str) -> None:
+    """See whether anybody is at HOST:PORT; Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+
+
+def _connect(address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    with own_signals():
+        ray.init(address=address or None, **quiet)
+
+
+def use_token() -> bool:
+    """Give Ray's token from now on, if there is one here and nothing was said about it.
+
+    `ray start` asks for it as soon as there is one, and Ray's clients give it only if told to.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return False
+    with suppress(ImportError):  # a Ray without tokens
+        from ray._private.authentication import authentication_token_setup as tokens
+
+        return tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return False
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Whoever handled SIGTERM before Ray is loaded does so afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def ray_cluster(address: str = "") -> Cluster:
+    """The hosts of a Ray cluster that are alive, with a CPU device for each of their CPUs."""
+    join(address)
+    return Cluster(tuple(_host(name, node) for name, node in _nodes().items()))
+
+
+def _host(name: str, node: dict[str, Any]) -> Host:
+    cpus, gpus = (int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+    devices = [Device("cpu", i) for i in range(cpus)] + [Device("gpu", i) for i in range(gpus)]
+    return Host(name, cpus, tuple(devices))
+
+
+def _nodes() -> dict[str, dict[str, Any]]:
+    """Nodes by name: their address, and where several share one, which of them it is."""
+    alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: n["NodeID"])
+    alive.sort(key=lambda n: "node:__internal_head__" not in n["Resources"])
+    found: dict[str, dict[str, Any]] = {}
+    for node in alive:
+        name = node["NodeManagerAddress"]
+        same = sum(known.partition("#")[0] == name for known in found)
+        found[f"{name}#{same}" if same else name] = node
+    return found
+
+
+class RayHostActor:
+    """A site on its host, and what its workers say until the driver hears it."""
+
+    def __init__(self, board: ControlLayout, size: int) -> None:
+        self._said: list[str] = []
+        self._site = HostAgent(board, check_memory(size))
+
+    def do(self, does: str, *args: Any) -> tuple[Any, list[str]]:
+        """Let the site do something; what it answers, and what was said meanwhile."""
+        with listening(self._said.append):
+            answer = getattr(self._site, does)(*args)
+        said = self._said[:]
+        del self._said[: len(said)]
+        return answer, said
+
+    def open(self, doors: int, workers: int) -> Doors:
+        """Make doors at the address by which Ray knows this host."""
+        return self._site.open(doors, workers, get_node_ip_address())
+
+
+class RayHosts:
+    """The hosts of a run on a Ray cluster."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._posts: list[Any] = []
+        self._first = 0  # how many of them there were from the start
+        self._layout: tuple[Any, ...] = ()
+        self._group: Any = None
+        self._gone: set[int] = set()
+        self.grows, self.loose = True, set[int]()
+        self._coming: tuple[Any, Any] | None = None  # a site that is to be added, and its answer
+        self._looked = 0.0
+
+    def open(self, board: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Reserve what each host is to give, all or nothing, and start a site on each."""
+        self._layout = board, size
+        try:
+            return self._opened(board, size, wanted, _nodes())
+        except BaseException:
+            self.close()  # what is reserved would stay so
+            raise
+
+    def _opened(
+        self,
+        board: ControlLayout,
+        size: int,
+        wanted: Sequence[Wanted],
+        nodes: dict[str, dict[str, Any]],
+    ) -> list[Doors]:
+        check_room(wanted, nodes)
+        bundles = [{"CPU": float(one.workers)} | _gpus(one, nodes) for one in wanted]
+        where = [{"ray.io/node-id": nodes[one.host]["NodeID"]} for one in wanted]
+        self._group = placement_group(bundles, strategy="PACK", bundle_label_selector=where)
+        _await(self._group, wanted, nodes)
+        make = ray.remote(RayHostActor)
+        self._names, self._first = [one.host for one in wanted], len(wanted)
+        self._posts = [
+            make.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0.0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
+            ).remote(board, size)
+            for i, bundle in enumerate(bundles)
+        ]
+        calls = [
+            post.open.remote(one.doors, one.workers)
+            for post, one in zip(self._posts, wanted, strict=True)
+        ]
+        return [self._answer(i, call, LOADING) for i, call in enumerate(calls)]
+
+    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
+        """Let all sites do something at the same time."""
+        own = zip(*args, strict=True) if args else ((),) * len(self._posts)
+        calls = [
+            None if i in self._gone else post.do.remote(does, *given)
+            for i, (post, given) in enumerate(zip(self._posts, own, strict=True))
+        ]
+        return [call and self._heard_if_there(i, call) for i, call in enumerate(calls)]
+
+    def _heard_if_there(self, site: int, call: Any) -> Any:
+        """What a site answers; None if it is gone and can be done without."""
+        try:
+            return self._heard(site, call)
+        except LostError:
+            if site not in self.loose:
+                raise
+            return None
+
+    def add(self, host: str) -> int | None:
+        """A site wherever Ray has a CPU left, once it has started; None until then."""
+        if self._coming is None:
+            if time.monotonic() - self._looked >= LOOK:
+                self._looked = time.monotonic()
+                if ray.available_resources().get("CPU", 0) >= 1:
+                    make: Any = ray.remote(RayHostActor)
+                    post = make.options(num_cpus=1).remote(*self._layout)
+                    self._coming = post, post.open.remote(0, 1)
+            return None
+        post, answer = self._coming
+        if not ray.wait([answer], timeout=0)[0]:
+            return None
+        self._coming = None
+        try:
+            doors: Any = ray.get(answer)
+        except RayError:
+            return None
+        self._posts.append(post)
+        self._names.append(doors.meetings[0].rpartition(":")[0])
+        return len(self._posts) - 1
+
+    def drop(self, site: int) -> None:
+        """Give back the CPU of a worker that came later; those from the start keep theirs."""
+        if site in self._gone or site < self._first:
+            return
+        with suppress(RayError):
+            ray.get(self._posts[site].do.remote("close"), timeout=PATIENCE)
+        self._gone.add(site)
+        ray.kill(self._posts[site])
+
+    def one(self, site: int, does: str, *args: Any) -> Any:
+        """Let one site do something."""
+        return self._heard(site, self._posts[site].do.remote(does, *args))
+
+    def _heard(self, site: int, call: Any) -> Any:
+        answer, said = self._answer(site, call)
+        for line in said:
+            listener()(line)
+        return answer
+
+    def _answer(self, site: int, call: Any, patience: float = PATIENCE) -> Any:
+        try:
+            return ray.get(call, timeout=patience)
+        except RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, ShoalError) else error from error
+        except RayError as error:
+            self._gone.add(site)
+            silent = isinstance(error, GetTimeoutError)
+            said = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            what = f"has been silent for {patience:g} s" if silent else f"is gone ({said})"
+            raise LostError(
+                f"host {self._names[site]} {what}",
+                "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
+            ) from error
+
+    def end(self) -> None:
+        """End all workers that can be reached."""
+        for does in ("halt", "close"):
+            there = [i for i in range(len(self._posts)) if i not in self._gone]
+            for i, call in [(i, self._posts[i].do.remote(does)) for i in there]:
+                with suppress(LostError, RayError):
+                    self._answer(i, call)
+
+    def close(self) -> None:
+        """End all workers and give everything back."""
+        self.end()
+        late = self._posts[self._first :] + ([self._coming[0]] if self._coming else [])
+        for post in late:  # those from the start end with their group
+            ray.kill(post)
+        self._posts, self._coming = [], None
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+
+def _await(group: Any, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
+    """Wait until there is room for all, but not for a host that is gone."""
+    until = time.monotonic() + PATIENCE
+    while not group.wait(1.0):
+        alive = {node["NodeID"] for node in _nodes().values()}
+        for one in wanted:
+            if nodes[one.host]["NodeID"] not in alive:
+                raise _left(one.host)
+        if time.monotonic() > until:
+            raise PlaceError(
+                f"Ray found no room for {_told(wanted)} within {PATIENCE:g} s",
+                "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
+            )
+
+
+def _left(host: str) -> LostError:
+    return LostError(
+        f"host {host} is not in the cluster any more",
+        f"The cluster has: {', '.join(_nodes())}. Draw the plan again.",
+    )
+
+
+def check_room(wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
+    """Check that every host has a CPU for each of its workers."""
+    for one in wanted:
+        if one.host not in nodes:
+            raise _left(one.host)
+        cpus = int(nodes[one.host]["Resources"].get("CPU", 0))
+        if one.workers > cpus:
+            there = sum(int(node["Resources"].get("CPU", 0)) for node in nodes.values())
+            total = sum(w.workers for w in wanted)
+            raise PlaceError(
+                f"the plan's {total} workers need a CPU each: {one.workers} on host {one.host}, "
+                f"which has {cpus}; the cluster has {there}",
+                "Use fewer replicas, or add hosts to the cluster.",
+            )
+
+
+def _gpus(one: Wanted, nodes: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """All of a host's GPUs: which worker computes on which is the plan's to say."""
+    count = float(nodes[one.host]["Resources"].get("GPU", 0)) if one.on_gpu else 0.0
+    return {"GPU": count} if count else {}
+
+
+def _told(wanted: Sequence[Wanted]) -> str:
+    return ", ".join(f"{one.workers} CPUs on {one.host}" for one in wanted)
+
+
+def check_fits(plan: Plan) -> Plan:
+    """Check that the cluster has room for a plan's workers, as far as can be known beforehand."""
+    apart = replace(plan, apart=True)
+    programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
+    hiring = ProcessAssignment(apart, programs, "", Snapshot(0, {}))
+    there = ReplicaSet(apart, hiring.seats).present
+    hosts = Counter(hiring.crowd.hosts[number] for number in there)
+    check_room([Wanted(h, n, 0, False) for h, n in hosts.items()], _nodes())  # noqa: FBT003
+    return plan
+
+
+def on_ray(plan: Plan, programs: list[Program], start: Snapshot) -> ProcessRun:
+    """A run of a plan by workers of a Ray cluster."""
+    join()
+    return ProcessRun(plan, programs, start, RayHosts())

@@ -1,0 +1,141 @@
+"""Going on when a worker or a host is lost: from the newest state there is, on what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal.errors import LostError, PlaceError, ShoalError
+from shoal.planning.laws import make_plan
+from shoal.planning.plan import Plan
+from shoal.runtime.cluster.supervisor import WINDOW, RestartPolicy, WorkerFailure
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.logs import Say
+from shoal.runtime.run import Result, RunCallbacks, Watch, as_snapshot, load_ray, run
+from shoal.signals import requested
+
+PATIENCE = 120.0  # seconds that a cluster has to become large enough again
+
+
+@dataclass(frozen=True)
+class RecoveryPolicy:
+    """How a run goes on: how often within five minutes it may lose somebody and begin again.
+
+    Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
+    `tell(error, tick)` hears of each loss and from which tick the run goes on. `fresh` begins anew
+    what a snapshot can't hold. A worker that can be replaced while the others go on is: each up to
+    `replaces` times within five minutes (None: `restarts`), and `replaced` hears of it.
+    """
+
+    restarts: int = 3
+    every: float = 10.0
+    tell: Callable[[LostError, int], None] = lambda error, tick: None
+    fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
+    replaced: Callable[[WorkerFailure], None] = lambda loss: None
+    replaces: int | None = None
+    say: Say = lambda line: None  # hears of workers that come and go
+    dropped: Callable[[int], None] = lambda turns: None  # hears of turns that going back loses
+
+    def run(
+        self,
+        plan: Plan,
+        backend: str = "processes",
+        *,
+        ticks: int,
+        state: Any = None,
+        watch: Watch | RunCallbacks | None = None,
+    ) -> Result:
+        """Run `plan` as `shoal.run` does, and again from the newest state when somebody is lost.
+
+        What ticks show that are done again is not shown again.
+        """
+        watching = (
+            watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
+        )
+        times = self.restarts if self.replaces is None else self.replaces
+        mending = RestartPolicy(times, self.fresh, self.replaced, self.say)
+        watching = replace(watching, mending=mending)
+        if not self.restarts:
+            return run(plan, backend, ticks=ticks, state=state, watch=watching)
+        start = as_snapshot(plan.graph, state)
+        memory = _Memory(watching, start, self.every)
+        losses: list[float] = []
+        lost: LostError | None = None
+        while True:
+            try:
+                return run(plan, backend, ticks=ticks, state=start, watch=memory.watching)
+            except LostError as error:
+                now = time.monotonic()
+                losses = [*(then for then in losses if now - then < WINDOW), now]
+                if len(losses) > self.restarts:
+                    raise
+                memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
+                self.tell(error, start.tick)
+                self.dropped(start.under_way)
+                lost = error
+            except PlaceError as error:
+                # For a while a cluster counts hosts that are gone, and hasn't those that come back.
+                _check_patience(losses, lost, error)
+            if lost is not None:
+                plan = _redrawn(plan, backend, lost, losses)
+
+
+@dataclass
+class _Memory:
+    """What of a run outlives its workers: what was seen, and the newest snapshot."""
+
+    inner: RunCallbacks
+    kept: Snapshot
+    every: float
+    seen: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def watching(self) -> RunCallbacks:
+        return replace(self.inner, see=self._see, due=self._due, keep=self._keep)
+
+    def newest(self, other: Snapshot | None) -> Snapshot:
+        """The newer of what was kept here and what the lost run still had."""
+        return other if other is not None and other.tick > self.kept.tick else self.kept
+
+    def _see(self, tick: int, metrics: Mapping[str, Any]) -> None:
+        if tick >= self.seen:
+            self.seen = tick + 1
+            self.inner.see(tick, dict(metrics))
+
+    def _due(self, tick: int) -> int | None:
+        due = self.inner.due(tick)
+        if due is None and time.monotonic() - self.since >= self.every:
+            return tick + 1
+        return due
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self.since = time.monotonic()
+        if snapshot.tick > self.kept.tick:
+            self.kept = snapshot
+            self.inner.keep(snapshot)
+
+
+def _check_patience(losses: list[float], lost: LostError | None, error: ShoalError) -> None:
+    """Raise if there is still no room long after the last loss; or `error`, if there was none."""
+    if lost is None:
+        raise error
+    if time.monotonic() - losses[-1] > PATIENCE:
+        lost.add_note(f"What is left is too little: {error}")
+        raise lost from error
+
+
+def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> Plan:
+    """The plan on what is left of its cluster; waits a while for it to be enough."""
+    while backend == "ray" and not requested():
+        try:
+            cluster = load_ray().ray_cluster()
+            drawn = make_plan(plan.graph, plan.distribution, cluster)
+            load_ray().check_fits(drawn)
+            return drawn
+        except (PlaceError, LostError) as error:
+            _check_patience(losses, lost, error)
+            time.sleep(1.0)
+    return plan

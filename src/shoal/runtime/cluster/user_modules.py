@@ -1,0 +1,95 @@
+"""The user's own modules, which go to workers with their orders: no host needs to have them."""
+
+from __future__ import annotations
+
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location, spec_from_loader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+OURS = Path(__file__).parents[2]
+
+
+class Source(NamedTuple):
+    """A module as text: where it was found, and for a package, where its parts are."""
+
+    text: str
+    origin: str
+    parts: tuple[str, ...] | None = None
+
+
+def own_modules() -> dict[str, Source]:
+    """Every module that is loaded and belongs to no installed package."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [*map(sysconfig.get_path, names), *site.getsitepackages()]
+    installed += [site.getusersitepackages(), str(OURS)]
+    roots = tuple(str(Path(folder).resolve()) + "/" for folder in installed)
+    found = {}
+    for name, module in list(sys.modules.items()):
+        source = None if name == "__main__" else _source(module)
+        if source is not None and not source.origin.startswith(roots):
+            found[name] = source
+    return found
+
+
+def _source(module: ModuleType | None) -> Source | None:
+    """A module's text, if it was loaded from one; of a folder without any, an empty one."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        return None
+    parts = spec.submodule_search_locations
+    within = None if parts is None else tuple(str(Path(part).resolve()) for part in parts)
+    if not spec.has_location and within:
+        return Source("", within[0] + "/", within)
+    path = Path(spec.origin or "")
+    if path.suffix != ".py" or not path.is_file():
+        return None
+    return Source(path.read_text(encoding="utf-8"), str(path.resolve()), within)
+
+
+class Modules(MetaPathFinder, InspectLoader):
+    """Finds modules that came with a worker's orders, before others of the same name."""
+
+    def __init__(self, modules: Mapping[str, Sequence]) -> None:
+        self._modules = {name: Source(*source) for name, source in modules.items()}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A module as the driver has it: from the same file if that is here, else from its text."""
+        source = self._modules.get(fullname)
+        if source is None:
+            return None
+        parts = None if source.parts is None else list(source.parts)
+        if _is_here(source):
+            return spec_from_file_location(
+                fullname, source.origin, submodule_search_locations=parts
+            )
+        spec = spec_from_loader(fullname, self, origin=source.origin, is_package=parts is not None)
+        if spec is not None and parts is not None:
+            spec.submodule_search_locations = parts
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        """The text of a module."""
+        return self._modules[fullname].text
+
+    def get_code(self, fullname: str) -> CodeType:
+        """A module compiled, so that its lines are named as where it was written."""
+        source = self._modules[fullname]
+        return compile(source.text, source.origin, "exec", dont_inherit=True)
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether a module has parts."""
+        return self._modules[fullname].parts is not None
+
+
+def _is_here(source: Source) -> bool:
+    path = Path(source.origin)
+    return path.is_file() and path.read_text(encoding="utf-8") == source.text

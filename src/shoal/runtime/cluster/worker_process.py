@@ -1,0 +1,287 @@
+"""A worker process: turns its ends until told to stop. Loads JAX only if something is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from shoal.errors import ShoalError, user_place
+from shoal.planning.plan import Replica, WorkerId
+from shoal.runtime.channels.channel import Channel, Silent, Waker
+from shoal.runtime.channels.shared_memory import Memory, join_fences
+from shoal.runtime.cluster.control_block import (
+    BANKS,
+    FINAL,
+    MANY,
+    SNAP,
+    START,
+    ControlBlock,
+    SharedLimit,
+    watch_parent,
+)
+from shoal.runtime.cluster.user_modules import Modules
+from shoal.runtime.cluster.worker_config import WorkerConfig
+from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Metrics, ReplicaRunner
+from shoal.runtime.execution.scheduler import Scheduler, Stopped
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.net.codec import Sent
+from shoal.runtime.net.connection_reader import Wakes
+from shoal.runtime.net.connections import Connections
+from shoal.runtime.net.joining import join_lines
+from shoal.runtime.net.remote_channels import RemoteChannels
+from shoal.runtime.net.tcp_channel import TcpChannel
+
+_DIE_WITH_PARENT = 1
+
+
+def main() -> None:
+    """Read orders, turn, and tell how it ended on the report pipe."""
+    driver, memory_fd, orders_fd, report_fd, *listener = map(int, sys.argv[1:])
+    check_parent = _live_with(driver)
+    with os.fdopen(orders_fd, "rb") as pipe:
+        first = json.loads(pipe.readline())
+        sys.path[:] = first["path"]
+        sys.meta_path.insert(0, Modules(first["modules"]))
+        orders = pickle.load(pipe)  # from the process that started this one, and nobody else
+    report = os.fdopen(report_fd, "w", buffering=1)
+    if first["cores"]:
+        os.sched_setaffinity(0, first["cores"])
+    join_fences()
+    memory = Memory(memory_fd, first["size"])
+    board = ControlBlock(orders.board, memory, check_parent)
+    failures: list[Failure] = []
+    hall = WorkerSetup(orders, memory, board, first["again"])
+    try:
+        if orders.lines is not None:
+            door = socket.socket(fileno=listener[0]) if listener else None
+            hall.join(_anew(orders.lines, first["again"]), door)
+        teams = hall.teams()
+        threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
+        for thread in threads:
+            thread.start()
+        _turn(board, teams[0], failures)
+        for thread in threads:
+            thread.join()
+    except Stopped:
+        pass
+    except BaseException as error:
+        failures.append(Failure(orders.seats[0], 0, error))
+    said = _told(failures[0]) if failures else {"sent": hall.sent}
+    report.write(json.dumps(said) + "\n")
+    report.flush()
+    if not failures:
+        hall.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
+
+
+def _anew(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels:
+    """The channels between hosts, for one that may take the place of another."""
+    if again is None:
+        return lines
+    return lines.anew(again["life"], {number: (at[0], at[1]) for number, at in again["party"]})
+
+
+def _live_with(driver: int) -> Callable[[], None]:
+    """Let the driver alone decide when to stop; a check that it is alive."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # schedulers send it to all processes of a job
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    check_parent = watch_parent(driver)
+    check_parent()  # it may have died while this process was loading
+    return check_parent
+
+
+def _turn(
+    board: ControlBlock, seated: tuple[int, Scheduler, list[ReplicaRunner]], failures: list[Failure]
+) -> None:
+    """Turn one team; at the end leave what its ends carry, where they ended with a tick."""
+    number, team, workers = seated
+    try:
+        team.turn(SharedLimit(board, number))  # type: ignore[arg-type]
+    except Stopped:
+        pass
+    except Failure as failure:
+        failures.append(failure)
+    for worker in workers:
+        if not worker.broken:
+            leave(board, FINAL, worker)
+    board.driver_bell.ring()
+
+
+def _told(failure: Failure) -> dict[str, Any]:
+    error = failure.error
+    mine = isinstance(error, ShoalError)
+    return {
+        "replica": failure.replica,
+        "tick": failure.tick,
+        "kind": type(error).__name__,
+        "is_shoal": mine,
+        "what": error.what if mine else str(error).strip().split("\n")[0],
+        "fix": error.fix if mine else "",
+        "where": error.where if mine else user_place(error),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+class _ProcessReporter:
+    """Leaves metrics and kept values where the driver finds them."""
+
+    def __init__(self, board: ControlBlock, ends: Mapping[str, tuple[int, ...]]) -> None:
+        self._board, self._bell, self._ends = board, board.driver_bell, ends
+        self._shows: dict[Replica, Any] = {}
+
+    def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
+        """Hand over a tick's metrics; waits if the driver is far behind."""
+        show = self._shows.setdefault(replica, None) or self._board.show(replica)
+        self._shows[replica] = show
+        while show.is_full():
+            self._bell.ring()
+            threading.Event().wait(1e-3)
+            self._board.check()
+        show.put(tick, metrics, lags)
+        self._board.did_turn(self._ends[replica[0]][replica[1]])
+        # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
+        if show.waiting == 1 or show.waiting >= MANY:
+            self._bell.ring()
+
+    def keep(self, worker: ReplicaRunner) -> None:
+        """Write what an end carries before a tick."""
+        leave(self._board, worker.tick // KEEP_EVERY % BANKS, worker)
+
+    def snap(self, worker: ReplicaRunner) -> None:
+        """Write an end's part of the snapshot that was asked for."""
+        leave(self._board, SNAP, worker)
+        self._bell.ring()
+
+
+def leave(board: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
+    """Write what an end carries to a bank."""
+    values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
+    if worker.under_way is not None:
+        board.write_flight(bank, worker.under_way)
+    board.write(bank, worker.replica, worker.tick, values)
+
+
+def _raw(x: Any) -> Any:
+    """An array as it lies on the board: keys as their data."""
+    if "jax" in sys.modules:
+        from shoal.runtime.execution.compiled_executor import raw
+
+        return raw(x)
+    return x
+
+
+class WorkerSetup:
+    """Sets up the teams of this process."""
+
+    def __init__(
+        self,
+        orders: WorkerConfig,
+        memory: Memory,
+        board: ControlBlock,
+        again: dict[str, Any] | None,
+    ) -> None:
+        self._orders, self._board = orders, board
+        self._snapped = again["snapped"] if again else 0
+        self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
+        self._channels: dict[str, Any] = dict(orders.rings.open(memory))
+        self._desk = _ProcessReporter(board, orders.ends)
+        held = board.read(START)
+        past = {name: held[name] for name in orders.past}
+        self._start = Snapshot(orders.first, held, past)
+        self._links: Connections | None = None
+        self.close: Callable[[], None] = lambda: None  # once there are connections, ends them
+        self._hear()
+
+    def _hear(self) -> None:
+        """Let every channel wake who waits at its other side."""
+        bells = [self._board.bell(n) for n in range(len(self._orders.board.teams))]
+        of = {f: [bells[n] for n in teams] for f, teams in self._orders.ends.items()}
+        for channel in self._channels.values():
+            gate = channel.turnstile.sheet.gate
+            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+
+    def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
+        """Connect with workers of other hosts, and open the channels to them."""
+        orders = self._orders
+        own = {orders.board.teams.index(seat) for seat in orders.seats}
+        bells = [
+            self._board.bell(n) if n in own else Silent() for n in range(len(orders.board.teams))
+        ]
+        of = {f: [bells[n] for n in teams] for f, teams in orders.ends.items()}
+        teams = {at: orders.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)}
+
+        def lose(worker: int, turns: int) -> None:
+            self._board.did_lose(teams[worker], turns)
+
+        board = self._board.check, lose
+        links, channels = join_lines(lines, orders.number, listener, board, of)
+        self._channels |= channels
+        self._board.look_out(links.check)
+        self._links, self.close = links, links.close
+
+    @property
+    def sent(self) -> dict[str, Sent]:
+        """What this worker has sent to others' hosts, by channel."""
+        far = {n: c for n, c in self._channels.items() if isinstance(c, TcpChannel)}
+        return {name: channel.sent for name, channel in far.items() if channel.sent.messages}
+
+    def teams(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
+        """The number, team and workers of each seat."""
+        crews: Mapping[str, Any] = dict(self._orders.crews)
+        compiled = [f for f, _ in self._orders.seats if f not in crews]
+        if compiled:
+            from shoal.runtime.cluster.retrace import rebuilt_crews
+
+            crews = {**crews, **rebuilt_crews(self._orders, compiled)}
+        return [self._team(seat, crews[seat[0]], self._channels) for seat in self._orders.seats]
+
+    def _team(
+        self, seat: WorkerId, crew: Any, channels: Mapping[str, Channel]
+    ) -> tuple[int, Scheduler, list[ReplicaRunner]]:
+        fragment, _ = seat
+        number = self._orders.board.teams.index(seat)
+        ends = [e for e, team in enumerate(self._orders.ends[fragment]) if team == number]
+        workers = [ReplicaRunner(crew, end, self._start, channels, self._desk) for end in ends]
+        for line in self._orders.lagged:
+            if line.writer == fragment:
+                for worker in workers:
+                    worker.prime(line)
+        for worker in workers:
+            if worker.replica in self._at:
+                worker.go_on(self._at[worker.replica], self._snapped)
+        bell = self._bell(number)
+        serve = self._orders.serve.get(fragment)
+        many = crew.run_many if serve else None
+        team = Scheduler(workers, channels, bell, serve, many)
+        return number, team.tells(partial(self._tell, number)), workers
+
+    def _bell(self, number: int) -> Waker:
+        """The bell that a team waits by; with connections to read, it reads them while it waits."""
+        orders, board = self._orders, self._board
+        if self._links is None:
+            return board.bell(number, orders.spin)
+        alone = not orders.rings.rings and len(orders.seats) == 1
+        return self._links.bell(board.bell(number), Wakes(board.check, alone), orders.spin)
+
+    def _tell(self, number: int, text: str) -> None:
+        """Let the driver see what a team waits for, and if a connection is the cause."""
+        broken = self._links.broken if self._links is not None and text else ""
+        self._board.note(number, f"{broken}; {text}" if broken else text)
+
+
+if __name__ == "__main__":
+    main()

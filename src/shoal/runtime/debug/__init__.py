@@ -1,0 +1,1 @@
+"""Checking and explaining runs: reference, verify, blame, record and replay."""

@@ -1,0 +1,155 @@
+"""Which stage first made a NaN. Infinities may be meant: masks, bounds, the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.errors import NotFiniteError
+from shoal.graph.ir import Glue, Loop, Node, Stage
+from shoal.planning.plan import Plan
+from shoal.planning.policy import Latest
+from shoal.runtime.debug.reference import Delayed
+from shoal.runtime.execution.snapshot import Snapshot, is_past
+from shoal.tracing.interpret import Env, run_code
+
+
+def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
+    """The error for metrics `bad` at `tick`: replays the loop from a good state before it.
+
+    A plan computes the same numbers every time, so the replay finds the last good state and the
+    stage that spoiled it.
+    """
+    if not plan.is_copied:
+        return NotFiniteError(
+            f"`{bad[0]}` is NaN at tick {tick}",
+            "Lower the learning rate or clip gradients; which stage made it can't be told, since "
+            "what is carried is too large for copies to be kept of it.",
+            "",
+            tick,
+        )
+    if any(stage.host for stage in plan.graph.stages) or plan.free or any_latest(plan):
+        return _not_replayed(good, tick, bad)
+    delayed = Delayed(plan)
+    inputs = delayed.start(good.values, good.past)
+    turn = jax.jit(lambda x: delayed.tick(x)[0])
+    for _ in range(tick - good.tick):
+        inputs = turn(inputs)
+    culprit = blame(delayed, inputs)
+    error = NotFiniteError(
+        f"`{bad[0]}` is NaN at tick {tick}; {_called(culprit)} made the first NaN",
+        "The state before this tick is kept. Lower the learning rate, clip gradients, "
+        "or look at what the stage divides by.",
+        getattr(culprit, "source", ""),
+        tick,
+    )
+    error.state = state = delayed.finish(inputs)
+    past = {n: x for n, x in zip(delayed.carry, inputs, strict=True) if is_past(n)}
+    error.snapshot = Snapshot(tick, state, past)
+    return error
+
+
+def any_latest(plan: Plan) -> bool:
+    """Whether readers see whatever is newest, so that no run repeats another."""
+    return any(isinstance(c.flow, Latest) for c in plan.channels)
+
+
+def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
+    """The error where nothing can be replayed: the state is the last that was kept."""
+    error = NotFiniteError(
+        f"`{bad[0]}` is NaN at tick {tick}",
+        f"The state before tick {good.tick} is kept. Lower the learning rate or clip gradients; "
+        "which stage made it can be told only where a run can be repeated.",
+        "",
+        good.tick,
+    )
+    error.state, error.snapshot = dict(good.values), good
+    return error
+
+
+def _called(culprit: Node | None) -> str:
+    match culprit:
+        case Stage():
+            return f"stage `{culprit.stage}`"
+        case Glue():
+            return f"`{culprit.op}` between stages"
+        case _:
+            return "the loop"
+
+
+def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
+    """Names of the metrics that hold a NaN; an infinity is a number to be shown."""
+    return [name for name, x in shown.items() if np.any(np.isnan(x))]
+
+
+def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
+    """The first node of a tick, inside loops and stages too, that writes a NaN."""
+    env: Env = dict(zip(delayed.graph.inputs, inputs, strict=True))
+    found = _first_bad(delayed.graph.nodes, env)
+    if found is None:
+        return None
+    # The reference runs each site whole, under its fragment's name; the loop itself knows more.
+    fragment, _, name = found.node.name.partition(":")
+    site = delayed.plan.sites.nodes[name]
+    inner = _first_bad((site,), {v: found.env[delayed.read(fragment, v)] for v in site.reads})
+    return inner.node if inner else site
+
+
+class _Found(NamedTuple):
+    """A node that writes a NaN, and the values it was given among others."""
+
+    node: Node
+    env: Env
+
+
+def _first_bad(nodes: tuple[Node, ...], env: Env) -> _Found | None:
+    for node in nodes:
+        found = _turns(node, env) if isinstance(node, Loop) else _one(node, env)
+        if found is not None:
+            return found
+    return None
+
+
+def _one(node: Any, env: Env) -> _Found | None:
+    made = run_code(node.code, env)
+    if not any(has_nan(x) for x in made.values()):
+        env.update(made)
+        return None
+    if isinstance(node, Stage) and node.body is not None:
+        inner = _first_bad(node.body.nodes, dict(env))
+        if inner and isinstance(inner.node, Stage):
+            return inner
+    return _Found(node, env)
+
+
+def _turns(loop: Loop, env: Env) -> _Found | None:
+    """A loop, turn by turn in Python."""
+    inside = dict(env) | {c.before: env[c.first] for c in loop.carries}
+    ys: list[list[Any]] = []
+    for i in range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length):
+        inside.update({s.inner: env[s.outer][i] for s in loop.slices})
+        found = _first_bad(loop.body.nodes, inside)
+        if found is not None:
+            return found
+        ys.append([inside[s.inner] for s in loop.stacks])
+        inside.update(
+            {
+                c.before: x
+                for c, x in zip(loop.carries, [inside[c.after] for c in loop.carries], strict=True)
+            }
+        )
+    ys = ys[::-1] if loop.reverse else ys
+    env.update({c.final: inside[c.before] for c in loop.carries})
+    env.update({s.outer: jnp.stack([y[k] for y in ys]) for k, s in enumerate(loop.stacks)})
+    return None
+
+
+def has_nan(x: Any) -> bool:
+    """Whether a value has a NaN; what can't have any has none."""
+    return jnp.issubdtype(x.dtype, jnp.inexact) and bool(
+        np.any(np.isnan(np.asarray(x, np.complex128)))
+    )

@@ -1,0 +1,1 @@
+"""Running fragments: lowering, executors, schedulers, and runs inside one process."""

@@ -1,0 +1,192 @@
+"""A plan of one program: many ticks in one XLA call, metrics leaving without stopping it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.planning.plan import Plan
+from shoal.planning.segments import Program, Segment
+from shoal.runtime.debug.blame import bad_metrics, not_finite
+from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.lowering import PART, Lay, Lowering, lowering_of
+from shoal.runtime.execution.metrics import Shown
+from shoal.runtime.execution.replica_runner import Failure
+from shoal.runtime.execution.snapshot import Snapshot
+
+MOST_TICKS = 64
+SECONDS_A_CALL = 0.25
+
+Many = Callable[..., tuple[list[Any], list[Any]]]
+
+
+def compiled_many(lowering: Lowering, program: Program, most: int) -> Many:
+    """What `compile_many` gives, once for all runs of a plan."""
+    key = program, most
+    if key not in lowering.compiled:
+        lowering.compiled[key] = compile_many(lowering, program, most)
+    return lowering.compiled[key]
+
+
+def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
+    """A jitted function of (number of ticks, carry, constants): the carry after them, and metrics.
+
+    Metrics come stacked, `most` long; only the first ones, as many as there were ticks, count. The
+    carry is given away.
+    """
+    (segment,) = program.operations
+    assert isinstance(segment, Segment)
+    before, after = [b for b, _ in program.carry], [a for _, a in program.carry]
+    shown = [v for _, v in program.metrics]
+
+    def ticks(count: Any, *args: Any) -> tuple[Any, ...]:
+        constants = dict(zip(program.constants, args[len(before) :], strict=True))
+
+        def tick(carry: Any) -> tuple[list[Any], list[Any]]:
+            env = constants | dict(zip(before, carry, strict=True))
+            lowering.run(segment.work, env)
+            return [env[a] for a in after], [env[v] for v in shown]
+
+        def turn(i: Any, loop: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            carry, kept = loop
+            carry, new = tick(carry)
+            return carry, [
+                jax.lax.dynamic_update_index_in_dim(k, x, i, 0)
+                for k, x in zip(kept, new, strict=True)
+            ]
+
+        specs = jax.eval_shape(tick, list(args[: len(before)]))[1]
+        rooms = [jnp.zeros((most, *s.shape), s.dtype) for s in specs]
+        carry, kept = jax.lax.fori_loop(0, count, turn, (list(args[: len(before)]), rooms))
+        return (*carry, *kept)
+
+    ins = [None, *lowering.lays(before), *lowering.lays(program.constants)]
+    outs: list[Lay] = [*lowering.lays(after), *map(_stacked, lowering.lays(shown))]
+    spread = lowering.jit(lowering.spread(ticks, ins, outs), range(1, 1 + len(before)))
+
+    def many(count: int, carry: list[Any], constants: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = list(spread(jnp.int32(count), *carry, *constants))
+        return results[: len(before)], results[len(before) :]
+
+    return many
+
+
+class FusedRun:
+    """A run of one program: a thread sends many ticks at a time, before the last are read."""
+
+    def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
+        self._plan, self._program, self._values = plan, program, dict(start.values)
+        self._lowering = lowering_of(plan, program.fragment)
+        self._is_copied = plan.is_copied
+        self._uses_up = start.is_owned and not plan.is_copied
+        self._carry = [self._place(b) for b, _ in program.carry]
+        self._constants = [self._place(c) for c in program.constants]
+        if not plan.is_copied:
+            self._values = dict(start.without(b for b, _ in program.carry).values)
+        self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
+        self._first = self._done = start.tick
+        self._under_way: list[tuple[int, int, list[Any], list[Any]]] = []
+        self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+
+    def _place(self, name: str) -> Any:
+        where = self._lowering.sharding(name, 0)
+        x = self._values[name]
+        return jax.device_put(x if self._uses_up else jnp.copy(x), where)
+
+    def start(self, limit: Limit) -> None:
+        """Begin; returns at once."""
+        self._thread = threading.Thread(
+            target=self._guarded, args=(limit,), daemon=True, name="ticks"
+        )
+        self._thread.start()
+
+    def _guarded(self, limit: Limit) -> None:
+        try:
+            self._run(limit)
+        except BaseException as error:
+            self._fault = Failure((self._program.fragment, 0), self._done, error)
+
+    def _run(self, limit: Limit) -> None:
+        many = compiled_many(self._lowering, self._program, MOST_TICKS)
+        size, begun, sent, answered = 1, 0.0, self._under_way, 0
+        while (count := limit.may_start(self._done, size)) or sent:
+            if count:
+                asked = limit.asked
+                wanted = asked.number > answered and asked.tick == self._done
+                copied = self._is_copied or wanted
+                before = [jnp.copy(x) for x in self._carry] if copied else []
+                if wanted:
+                    answered = asked.number
+                    self._snapped.put((self._done, before))
+                before = before if self._is_copied else []
+                self._carry, metrics = many(count, self._carry, self._constants)
+                sent.append((self._done, count, metrics, before))
+                self._done += count
+            if len(sent) > 1 or not count or sent[0][0] == self._first:
+                jax.block_until_ready(sent[0][2])
+                now = time.perf_counter()
+                fits = SECONDS_A_CALL * sent[0][1] / max(now - begun, 1e-4)
+                size = max(1, min(MOST_TICKS, 4 * size, int(fits))) if begun else 1
+                begun = now
+                self._sent.put(sent.pop(0))
+
+    def alive(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end; raises what went wrong, if anything did."""
+        assert self._thread is not None
+        if self._sent.empty():
+            self._thread.join(seconds)
+        if not self._thread.is_alive() and self._fault:
+            raise self._fault
+        return self._thread.is_alive()
+
+    def ready(self) -> Iterator[tuple[int, Shown]]:
+        """Metrics that have arrived, tick by tick; raises at the first that isn't finite."""
+        names = [name for name, _ in self._program.metrics]
+        while not self._sent.empty():
+            first, count, metrics, before = self._sent.get()
+            arrays = [np.asarray(x)[:count] for x in metrics]
+            for i in range(count):
+                shown = {name: x[i] for name, x in zip(names, arrays, strict=True)}
+                if bad := bad_metrics(shown):
+                    good = Snapshot(first, self._named(before))
+                    raise not_finite(self._plan, good, first + i, bad)
+                yield first + i, shown
+
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """Nobody looks on: there is one program."""
+        return iter(())
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot that was asked for, when it has been taken."""
+        while not self._snapped.empty():
+            tick, carry = self._snapped.get()
+            yield Snapshot(tick, self._named(carry))
+
+    def final(self) -> Snapshot:
+        """The state that is reached; if calls are under way, the one kept before the first."""
+        if self._thread and not self._is_copied:
+            self._thread.join()  # nothing is kept to go back to
+        for first, _, _, before in self._under_way[:1]:
+            return Snapshot(first, self._named(before))
+        return Snapshot(self._done, self._named(self._carry))
+
+    def close(self) -> None:
+        """There is nothing but a thread that ends by itself."""
+
+    def _named(self, carry: list[Any]) -> dict[str, Any]:
+        names = [b for b, _ in self._program.carry]
+        return self._values | dict(zip(names, carry, strict=self._is_copied))
+
+
+def _stacked(lay: Lay) -> Lay:
+    assert lay != PART, "replicas agree on what they show"
+    return lay + 1 if isinstance(lay, int) else lay

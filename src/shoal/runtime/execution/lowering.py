@@ -1,0 +1,470 @@
+"""Segments to XLA: one jitted function each, over one replica or over all that run as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import shoal.runtime.execution.threefry  # noqa: F401  registers a faster lowering
+from shoal.errors import CutError, ShoalError, first_line
+from shoal.graph.ir import Graph, Loop, Node, Value
+from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
+from shoal.graph.words import name_text
+from shoal.planning.plan import Plan
+from shoal.planning.program import Call, Do, Instruction, Repeat
+from shoal.planning.segments import Room, Segment, Slice, Stack, Work
+from shoal.planning.spread import canonical
+from shoal.tracing.flow import LOST
+from shoal.tracing.interpret import run_code
+from shoal.tracing.jaxprs import Fixed
+from shoal.tracing.local import NOTHING, Held, Local, Share
+
+# Threads inside one small matrix product cost more than they give; independent operations still
+# run side by side (benchmarks/README.md).
+CPU_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
+LANES, DEVICES = "lanes", "devices"
+PART: Literal["part"] = "part"
+Env = dict[str, Any]
+# How an array lies over replicas: the same on all, rows along an axis, or one for each replica.
+Lay = int | None | Literal["part"]
+First = Any  # the number of a replica's first environment; None where nobody should ask
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How one fragment's work becomes XLA programs."""
+
+    plan: Plan
+    fragment: str
+    rows: int = 0  # environments of one end, if others than the plan says
+
+    @cached_property
+    def replicas(self) -> int:
+        """In how many shares the fragment's environments are dealt with."""
+        return max(1, self.plan.shares(self.fragment))
+
+    @cached_property
+    def one_program(self) -> bool:
+        """Whether all replicas run as one program."""
+        return self.plan.one_program(self.fragment)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The whole loop, from which the program of every replica is derived."""
+        return self.plan.world.graph
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The loop's sites."""
+        return self.plan.world.nodes
+
+    @cached_property
+    def loops(self) -> dict[str, Loop]:
+        """The loop's opened loops."""
+        return {loop.name: loop for loop, _ in self.plan.world.loops}
+
+    @cached_property
+    def share_rows(self) -> int:
+        """How many environments one replica's program is for."""
+        return self.rows or self.graph.envs // self.replicas
+
+    @cached_property
+    def arriving(self) -> dict[str, Layout]:
+        """Values that arrive as one from each replica of their writer, to be agreed on here."""
+        return {
+            v: self.plan.layout(c.writer, v)
+            for c in self.plan.channels if c.reader == self.fragment
+            for v in c.values if self.plan.is_stacked(c.writer, v)
+        }  # fmt: skip
+
+    @cached_property
+    def stacked(self) -> frozenset[str]:
+        """The names of what arrives as one from each replica of its writer."""
+        return frozenset(self.arriving)
+
+    @cached_property
+    def devices(self) -> list[Any]:
+        """The JAX devices of the fragment's replicas, each once."""
+        if self.is_apart:
+            return jax.devices()
+        places = dict.fromkeys(p.device for p in self.plan.places[self.fragment])
+        return [jax.devices(d.kind)[d.index] for d in places]
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The devices that one program spans, if it spans several."""
+        count = math.gcd(len(self.devices), self.replicas)
+        return (
+            Mesh(np.array(self.devices[:count]), (DEVICES,))
+            if self.one_program and count > 1
+            else None
+        )
+
+    @cached_property
+    def lanes(self) -> int:
+        """Replicas that share a device, batched into one."""
+        return self.replicas // (self.mesh.size if self.mesh else 1) if self.one_program else 1
+
+    @cached_property
+    def is_apart(self) -> bool:
+        """Whether replicas that run as one program do so in a process each."""
+        return self.plan.apart and self.one_program
+
+    @cached_property
+    def local(self) -> Any:
+        """The device that an end of this process runs on."""
+        return jax.local_devices()[0] if self.is_apart else self.devices[0]
+
+    def whole(self, x: Any, lay: Lay) -> Any:
+        """What one process holds as its part of an array over all of them."""
+        if lay is None and isinstance(x, np.ndarray | np.generic):
+            return x  # the same everywhere
+        x = jax.device_put(x, self.local)
+        x = x[None] if lay == PART else x
+        axis = 0 if lay == PART else lay
+        shape = list(x.shape)
+        if axis is not None:
+            shape[axis] *= self.replicas
+        sharding = NamedSharding(self.devices_mesh, spec(lay))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, [x])
+
+    def part(self, x: Any, lay: Lay) -> Any:
+        """What this process holds of an array over all of them."""
+        mine = x.addressable_data(0)
+        return mine[0] if lay == PART else mine
+
+    @property
+    def devices_mesh(self) -> Mesh:
+        """The mesh of a program that spans several devices."""
+        assert self.mesh is not None
+        return self.mesh
+
+    def sharding(self, value: str, endpoint: int) -> Any:
+        """Where a value lives when this fragment holds it."""
+        if self.is_apart:
+            return SingleDeviceSharding(self.local)
+        if self.mesh is None:
+            device = self.plan.place_of(self.fragment, endpoint).device
+            return SingleDeviceSharding(jax.devices(device.kind)[device.index])
+        return NamedSharding(self.mesh, spec(self.lay(value)))
+
+    @cached_property
+    def compiled(self) -> dict[Any, Any]:
+        """What was compiled before, for another run of the same plan."""
+        return {}
+
+    def compile(self, segment: Segment) -> Compiled:
+        """A segment as a jitted function of what it reads."""
+        if segment not in self.compiled:
+            self.compiled[segment] = self._compile(segment)
+        return self.compiled[segment]
+
+    def _compile(self, segment: Segment) -> Compiled:
+        donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
+        ins, outs = self.lays(segment.reads), self.lays(segment.writes)
+
+        def work(first: First, *args: Any) -> tuple[Any, ...]:
+            return self.spread(self.work(segment, first), ins, outs)(*args)
+
+        return Compiled(self, work, donated)
+
+    def work(self, segment: Segment, first: First = None) -> Callable[..., tuple[Any, ...]]:
+        """A segment as a function of what it reads, for one replica."""
+
+        def work(*args: Any) -> tuple[Any, ...]:
+            env = dict(zip(segment.reads, args, strict=True))
+            self.run(segment.work, env, first)
+            return tuple(
+                jnp.zeros(()) if env[name] is None else env[name] for name in segment.writes
+            )
+
+        return work
+
+    def jit(self, work: Callable[..., Any], donated: Iterable[int]) -> Callable[..., Any]:
+        """Compile for the fragment's devices."""
+        on_cpu = all(d.platform == "cpu" for d in self.devices)
+        options = CPU_OPTIONS if on_cpu else None
+        return jax.jit(work, donate_argnums=tuple(donated), compiler_options=options)
+
+    def spread(
+        self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]
+    ) -> Callable[..., Any]:
+        """`work` of one replica as work of all replicas that run as one program."""
+        if self.lanes > 1:
+            work = _over_lanes(work, ins, outs, self.lanes)
+        elif self.one_program:
+            work = _alone(work, ins, outs)
+        if self.mesh is not None:
+            specs = tuple(map(spec, ins)), tuple(map(spec, outs))
+            work = jax.shard_map(
+                work, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+            )
+        return work
+
+    def layout(self, name: str) -> Layout:
+        """How a value lies over the replicas of this fragment."""
+        found = self.plan.spread.layouts.get((self.fragment, name))
+        if found is not None:
+            return found
+        outer = self.plan.sites.parts.get(name)
+        if outer is not None and outer in self.graph.values:
+            return self._of_slice(name, outer)
+        return canonical(self.graph, name, self.replicas)
+
+    def _of_slice(self, name: str, outer: str) -> Layout:
+        sliced = any(link.inner == name for loop in self.loops.values() for link in loop.slices)
+        return inside(self.layout(outer)) if sliced else self.layout(outer)
+
+    def lay(self, name: str) -> Lay:
+        """How a value lies over replicas that run as one program."""
+        if name not in self.graph.values:  # the turn of a loop
+            return None
+        match self.layout(name):
+            case Replicated():
+                return None
+            case Sharded(axis, 1, 1):
+                return axis
+            case _ if self.one_program and self.plan.sites.resolve(name) not in self.stacked:
+                return PART
+        return None
+
+    def lays(self, names: Iterable[str]) -> list[Lay]:
+        """How values lie, in order; see `lay`."""
+        return [self.lay(name) for name in names]
+
+    def share(self, first: First) -> Share:
+        """What one replica has of the environments."""
+        axes = tuple(
+            name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on
+        )
+        rows = self.share_rows
+        if axes:
+            return Share(self.graph.envs, rows, self.replicas, lambda: _number(axes) * rows, axes)
+        return Share(self.graph.envs, rows, self.replicas, _told(first))
+
+    def run(self, work: Iterable[Work | Instruction], env: Env, first: First = None) -> None:
+        """Do work in order, entering what it makes into `env`."""
+        local = Local(self.share(first))
+        for item in work:
+            match item:
+                case Do(name) | Call(name):
+                    self._do(self.nodes[name], env, local)
+                case Repeat(name, body):
+                    self._scan(self.loops[name], body, env, first)
+                case Slice(outer, inner, index):
+                    env[inner] = _slice(env[outer], env[index])
+                case Room(outer):
+                    lost = self.layout(outer) == LOST
+                    env[outer] = None if lost else room(self.on_share(outer))
+                case Stack(inner, outer, index):
+                    env[outer] = _stack(env[outer], env[inner], env[index])
+
+    def _do(self, node: Node, env: Env, local: Local) -> None:
+        """Run one site: as it was traced where all is whole, else on this replica's share."""
+        if stacked := set(node.reads) & self.stacked:
+            # Numbers of the loop itself are the same on all replicas already.
+            for ref, out in zip(node.code.args, node.code.outs, strict=True):
+                env[out] = self._agreed(ref, env, stacked)
+            return
+        if self.replicas == 1 and not self.rows:
+            env.update(run_code(node.code, env))
+            return
+        held = {v: self._held(v, env) for v in node.reads}
+        with refused_as_cut(node, self.fragment):
+            for name, made in node.code.on_share(held, local).items():
+                env[name] = local.share.brought(made, self.layout(name)).array
+
+    def _held(self, name: str, env: Env) -> Held:
+        layout = self.layout(name)
+        return NOTHING if layout == LOST else Held(env[name], layout)
+
+    def _agreed(self, ref: Any, env: Env, stacked: set[str]) -> Any:
+        if isinstance(ref, Fixed):
+            return ref.value
+        if ref not in stacked:
+            return env[ref]
+        layout = self.arriving[ref]
+        how = layout.how if isinstance(layout, Partial) else "mean"
+        x = env[ref]
+        if x.dtype == np.bool_:
+            return jnp.any(x, axis=0) if how == "max" else jnp.all(x, axis=0)
+        return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
+
+    def in_one(self, name: str) -> Value:
+        """The spec of a value as one end holds it: of all replicas if they run as one program."""
+        value, mine = self.graph.values[name], self.on_share(name)
+        if not self.one_program or self.is_apart:
+            return mine
+        return (
+            replace(mine, shape=(self.replicas, *mine.shape)) if self.lay(name) == PART else value
+        )
+
+    def on_share(self, name: str) -> Value:
+        """The spec of a value as one replica holds it."""
+        value, layout = self.graph.values[name], self.layout(name)
+        if not isinstance(layout, Sharded):
+            return value
+        shape = list(value.shape)
+        shape[layout.axis] = layout.size(self.share_rows)
+        return replace(value, shape=tuple(shape))
+
+    def _scan(self, loop: Loop, body: tuple[Instruction, ...], env: Env, first: First) -> None:
+        """This fragment's part of a loop, as one XLA loop."""
+        holds = partial(self._makes, body)
+        carries = [c for c in loop.carries if not c.unchanged and holds(c.after)]
+        same = {c.before: env[c.first] for c in loop.carries if c.unchanged and c.first in env}
+        slices = [s for s in loop.slices if s.outer in env]
+        stacks = [s for s in loop.stacks if holds(s.inner)]
+
+        def turn(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            inside = env | same
+            inside |= {c.before: x for c, x in zip(carries, carry, strict=True)}
+            inside |= {s.inner: x for s, x in zip(slices, xs, strict=True)}
+            self.run(body, inside, first)
+            return [inside[c.after] for c in carries], [inside[s.inner] for s in stacks]
+
+        start, xs = [env[c.first] for c in carries], [env[s.outer] for s in slices]
+        final, ys = jax.lax.scan(turn, start, xs, loop.length, loop.reverse)
+        env.update({c.final: x for c, x in zip(carries, final, strict=True)})
+        env.update({c.final: env[c.first] for c in loop.carries if c.unchanged and c.first in env})
+        env.update({s.outer: y for s, y in zip(stacks, ys, strict=True)})
+
+    def _makes(self, body: tuple[Instruction, ...], value: str) -> bool:
+        return self.fragment in self.plan.sites.holders(value, self.plan.homes)
+
+
+def lowering_of(plan: Plan, fragment: str) -> Lowering:
+    """How a fragment becomes XLA programs, which all runs of a plan in this process share."""
+    return plan.lowered.setdefault(fragment, Lowering(plan, fragment))
+
+
+@contextmanager
+def refused_as_cut(node: Node, fragment: str) -> Iterator[None]:
+    """What goes wrong in deriving a replica's program, as a cut that can't be made."""
+    try:
+        yield
+    except (ShoalError, _NumberAskedError):
+        raise
+    except Exception as error:
+        raise CutError(
+            f"a replica of `{fragment}` can't do its share of `{name_text(node.name)}` "
+            f"({type(error).__name__}: {first_line(error)})",
+            "Do it in a stage that isn't replicated, or report it as a mistake of Shoal's.",
+            node.source,
+        ) from error
+
+
+class _NumberAskedError(Exception):
+    """A program needs to know which environments it is for."""
+
+
+class Compiled:
+    """A jitted segment for all ends of a fragment.
+
+    Most segments do the same whichever environments an end holds, and are called without a word
+    about it; those that don't are told the number of the end's first one.
+    """
+
+    def __init__(
+        self, lowering: Lowering, work: Callable[..., Any], donated: Iterable[int]
+    ) -> None:
+        self._lowering = lowering
+        self._numbered = False
+        self.jitted = lowering.jit(lambda *args: work(None, *args), donated)
+        self._told = lowering.jit(work, [i + 1 for i in donated])
+
+    def __call__(self, end: int, *args: Any) -> tuple[Any, ...]:
+        """What the segment makes of what end `end` holds."""
+        if not self._numbered:
+            try:
+                return self.jitted(*args)
+            except _NumberAskedError:
+                self._numbered = True
+        return self._told(np.int32(end * self._lowering.share_rows), *args)
+
+
+def _told(first: First) -> Callable[[], Any]:
+    def number() -> Any:
+        if first is None:
+            raise _NumberAskedError
+        return first
+
+    return number
+
+
+def _number(axes: tuple[str, ...]) -> Any:
+    """Which replica this is, of all that run as one program."""
+    found: Any = 0
+    for name in axes:
+        found = found * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+    return found
+
+
+def spec(lay: Lay) -> PartitionSpec:
+    """Along which axis of an array replicas lie."""
+    if lay is None:
+        return PartitionSpec()
+    return PartitionSpec(DEVICES) if lay == PART else PartitionSpec(*[None] * lay, DEVICES)
+
+
+def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
+    """With one replica a device, what replicas differ on has a first axis of one."""
+
+    def alone(*args: Any) -> tuple[Any, ...]:
+        results = work(*(x[0] if lay == PART else x for x, lay in zip(args, ins, strict=True)))
+        return tuple(x[None] if lay == PART else x for x, lay in zip(results, outs, strict=True))
+
+    return alone
+
+
+def _over_lanes(
+    work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int
+) -> Callable[..., Any]:
+    """Replicas that share a device, batched into one program along `LANES`."""
+
+    def apart(x: Any, lay: Lay) -> Any:
+        return (
+            x.reshape(*x.shape[:lay], lanes, -1, *x.shape[lay + 1 :]) if isinstance(lay, int) else x
+        )
+
+    def together(x: Any, lay: Lay) -> Any:
+        if isinstance(lay, int):
+            return x.reshape(*x.shape[:lay], -1, *x.shape[lay + 2 :])
+        return x if lay == PART else x[0]  # all lanes agree
+
+    def batched(*args: Any) -> tuple[Any, ...]:
+        split = [apart(x, lay) for x, lay in zip(args, ins, strict=True)]
+        in_axes = tuple(0 if lay == PART else lay for lay in ins)
+        out_axes = tuple(lay if isinstance(lay, int) else 0 for lay in outs)
+        results = jax.vmap(work, in_axes, out_axes, axis_name=LANES, axis_size=lanes)(*split)
+        return tuple(together(x, lay) for x, lay in zip(results, outs, strict=True))
+
+    return batched
+
+
+def _slice(x: Any, index: Any) -> Any:
+    """One turn's slice of what a loop goes over; nothing of what can't be computed on a share."""
+    return None if x is None else jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def _stack(outer: Any, x: Any, index: Any) -> Any:
+    """What a loop stacks, with one turn's value in its place."""
+    if outer is None or x is None:
+        return outer
+    return jax.lax.dynamic_update_index_in_dim(outer, x, index, 0)
+
+
+def room(value: Value) -> Any:
+    """An array to be filled, turn by turn."""
+    if value.dtype.startswith("key<"):
+        return jax.lax.broadcast(jax.random.key(0), value.shape)
+    return jnp.zeros(value.shape, value.dtype)

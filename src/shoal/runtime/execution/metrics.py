@@ -1,0 +1,146 @@
+"""Metrics on their way out: gathered from all ends of a tick, to NumPy off the loop's path."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from shoal.graph.ir import Graph
+from shoal.planning.plan import Plan, Replica
+from shoal.planning.policy import is_late
+from shoal.planning.segments import Program
+from shoal.runtime.execution.replica_runner import ReplicaRunner
+from shoal.runtime.execution.snapshot import Share
+
+Shown = dict[str, np.ndarray]
+LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
+
+
+def lag_name(graph: Graph) -> str:
+    """What that metric is called beside a loop's own, which may have one of that name."""
+    taken = {link.outer for link in graph.metrics}
+    return (
+        LAG if LAG not in taken else next(n for i in count(2) if (n := f"{LAG}#{i}") not in taken)
+    )
+
+
+class Collector:
+    """Takes each end's metrics of each tick; gives them back by whole ticks, in order.
+
+    Free ends have ticks of their own: what they have shown since the last tick goes with the next.
+    What onlookers show is kept apart, by the tick that they looked at.
+    """
+
+    def __init__(self, plan: Plan, programs: list[Program], first: int = 0) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, Replica, dict[str, Any], tuple[int, ...]]] = (
+            queue.SimpleQueue()
+        )
+        counted = [p for p in programs if p.fragment not in plan.free]
+        shows = [p for p in counted if p.metrics] or counted
+        self._ends = {p.fragment: plan.ends(p.fragment) for p in shows}
+        free = plan.free - plan.onlookers
+        self._free = {p.fragment for p in programs if p.fragment in free and p.metrics}
+        self._onlookers = {p.fragment for p in programs if p.fragment in plan.onlookers}
+        self._axis = {m.outer: plan.graph.values[m.inner].axis for m in plan.graph.metrics}
+        self._shape = {m.outer: plan.graph.values[m.inner].shape for m in plan.graph.metrics}
+        late = [c for c in plan.channels if is_late(c.flow) and c.reader not in plan.onlookers]
+        self._measures = {c.writer for c in late} & set(self._ends)
+        self._looked: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self._parts: dict[int, dict[Replica, dict[str, Any]]] = {}
+        self._lags: dict[int, list[int]] = {}
+        self._late: list[tuple[Replica, dict[str, Any]]] = []
+        self._names = {p.fragment: [name for name, _ in p.metrics] for p in programs}
+        self._lag_name = lag_name(plan.graph)
+        self._next = first
+        self._all = sum(plan.ends(p.fragment) for p in programs)
+        self._snapped: queue.SimpleQueue[tuple[Replica, Share]] = queue.SimpleQueue()
+        self._shares: dict[Replica, Share] = {}
+
+    def keep(self, worker: ReplicaRunner) -> None:
+        """Let an end keep what it carries."""
+        worker.kept.append(worker.share())
+
+    def snap(self, worker: ReplicaRunner) -> None:
+        """Take an end's part of a snapshot."""
+        self._snapped.put((worker.replica, worker.share()))
+
+    def shares(self) -> dict[Replica, Share] | None:
+        """Every end's part of a snapshot; None until all have given theirs."""
+        while not self._snapped.empty():
+            replica, share = self._snapped.get()
+            self._shares[replica] = share
+        if len(self._shares) < self._all:
+            return None
+        whole, self._shares = self._shares, {}
+        return whole
+
+    def show(
+        self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
+    ) -> None:
+        """Take metrics as they lie on the device; never waits for them."""
+        onlooks = replica[0] in self._onlookers
+        if not onlooks and replica[0] not in self._ends and replica[0] not in self._free:
+            return
+        for x in metrics.values():
+            if hasattr(x, "copy_to_host_async"):
+                x.copy_to_host_async()
+        if onlooks:
+            self._looked.put((tick, metrics))
+        else:
+            self._queue.put((tick, replica, metrics, lags))
+
+    def looked(self) -> Iterator[tuple[int, Shown]]:
+        """What onlookers have shown since, each with the tick whose values they looked at."""
+        while not self._looked.empty():
+            tick, metrics = self._looked.get()
+            yield tick, {name: np.asarray(x) for name, x in metrics.items()}
+
+    @property
+    def told(self) -> int:
+        """The first tick that is yet to be given back."""
+        return self._next
+
+    def ready(self) -> Iterator[tuple[int, Shown]]:
+        """Ticks whose metrics have all come in, in order."""
+        while not self._queue.empty():
+            tick, replica, metrics, lags = self._queue.get()
+            if replica[0] in self._free:
+                self._late.append((replica, metrics))
+                continue
+            self._parts.setdefault(tick, {})[replica] = metrics
+            if replica[0] in self._measures:
+                self._lags.setdefault(tick, []).extend(lags)
+        while len(self._parts.get(self._next, ())) == sum(self._ends.values()) > 0:
+            shown = self._joined(sorted(self._parts.pop(self._next).items(), key=lambda x: x[0]))
+            shown |= self._joined_late()
+            if self._measures:
+                shown[self._lag_name] = np.array(self._lags.pop(self._next, []), np.int64)
+            yield self._next, shown
+            self._next += 1
+
+    def _joined(self, parts: list[tuple[Replica, dict[str, Any]]]) -> Shown:
+        shown: dict[str, list[np.ndarray]] = {}
+        for _, metrics in parts:
+            for name, x in metrics.items():
+                shown.setdefault(name, []).append(np.asarray(x))
+        return {name: self._join(name, xs) for name, xs in shown.items()}
+
+    def _joined_late(self) -> Shown:
+        late, self._late = self._late, []
+        found = self._joined(late)
+        for fragment in self._free:
+            for name in self._names[fragment]:
+                axis, shape = self._axis[name], self._shape[name]
+                if name not in found and axis is not None:
+                    found[name] = np.zeros((*shape[:axis], 0, *shape[axis + 1 :]), np.float32)
+        return found
+
+    def _join(self, name: str, xs: list[np.ndarray]) -> np.ndarray:
+        axis = self._axis[name]
+        if axis is not None and len(xs) > 1:
+            return np.concatenate(xs, axis)
+        return xs[0]

@@ -1,0 +1,363 @@
+"""One end of a fragment: its values, and its program turned tick by tick. Needs no JAX itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from shoal.errors import RowError, RunError, ShoalError, user_place
+from shoal.planning.plan import Replica
+from shoal.planning.policy import takes_some
+from shoal.planning.segments import (
+    Alias,
+    ByHand,
+    Hand,
+    HostCall,
+    Move,
+    Operation,
+    Program,
+    Room,
+    Segment,
+    Slice,
+    Stack,
+    Turns,
+)
+from shoal.runtime.channels.channel import Channel, Message
+from shoal.runtime.channels.flow_control import NEVER, Turn
+from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.snapshot import Share, Snapshot, past_name
+from shoal.tracing.hosting import Task
+
+KEEP_EVERY, KEPT = 16, 4
+Metrics = dict[str, Any]
+Lags = tuple[int, ...]
+
+
+class Failure(Exception):
+    """A worker's error, with the replica and tick it happened at."""
+
+    def __init__(self, replica: Replica, tick: int, error: BaseException) -> None:
+        super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
+        self.replica, self.tick, self.error = replica, tick, error
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    """A channel whose reader is `lag` ticks behind."""
+
+    channel: str
+    writer: str
+    reader: str
+    lag: int
+    values: tuple[str, ...]
+
+
+class FragmentExecutor(Protocol):
+    """What all ends of one fragment share: its program, and the means to run it."""
+
+    @property
+    def program(self) -> Program:
+        """What it does in a tick."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """Its host stages."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Environments of each end."""
+        ...
+
+    @property
+    def is_served(self) -> bool:
+        """Whether segments of several ends run together."""
+        ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its ends turn at their own pace."""
+        ...
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether copies are kept of what its ends carry."""
+        ...
+
+    def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
+        """What a segment makes of what one end has read."""
+        ...
+
+    def share(self, name: str, x: Any, end: int) -> Any:
+        """An end's own rows of a value that all carry together, in memory of its own."""
+        ...
+
+    def is_alone(self, name: str) -> bool:
+        """Whether a carried value is one end's alone, as it lies."""
+        ...
+
+    def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        """A message in memory of the crew's own, where its segments want it."""
+        ...
+
+    def copy(self, x: Any) -> Any:
+        """A copy that nothing else changes."""
+        ...
+
+    def room(self, name: str) -> np.ndarray:
+        """An array to be filled, turn by turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """An end has reached a move and waits for leave."""
+
+    channel: str
+    takes: bool
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """An end of a server has reached a segment, and wants its results."""
+
+    segment: Segment
+    args: list[Any]
+
+
+class Reporter(Protocol):
+    """Where ends leave what others are to see of them."""
+
+    def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
+        """Hand over a tick's metrics, and how many ticks late what it used was."""
+        ...
+
+    def keep(self, worker: ReplicaRunner) -> None:
+        """Keep what an end carries, to go back to if a later tick goes wrong."""
+        ...
+
+    def snap(self, worker: ReplicaRunner) -> None:
+        """Take an end's part of the snapshot that was asked for."""
+        ...
+
+
+class ReplicaRunner:
+    """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
+
+    def __init__(
+        self,
+        crew: FragmentExecutor,
+        end: int,
+        start: Snapshot,
+        channels: Mapping[str, Channel],
+        desk: Reporter,
+    ) -> None:
+        self.replica: Replica = (crew.program.fragment, end)
+        self.tick = start.tick
+        self.broken = False
+        self.kept: deque[Share] = deque(maxlen=KEPT)
+        self._start, self._snapped = start, 0
+        self._lags: dict[int, int] = {}  # by source, the largest of a tick
+        self._sent: dict[str, tuple[Lagged, deque[Message]]] = {}
+        self._version = NEVER
+        self._crew, self._channels, self._desk = crew, channels, desk
+        held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
+        self._env = {name: self._share(name, start.values[name]) for name in held}
+        if not crew.is_copied:
+            self._start = start.without(start.values)
+
+    def go_on(self, tick: int, snapped: int) -> None:
+        """Take the place of one that is gone: at a tick of its own, after so many snapshots."""
+        self.tick, self._snapped = tick, snapped
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this end turns at its own pace."""
+        return self._crew.is_free
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What this end carries between ticks."""
+        return {before: self._env[before] for before, _ in self._crew.program.carry}
+
+    def _share(self, name: str, x: Any) -> Any:
+        """This end's rows of what it starts from, used up where it may be."""
+        if self._start.is_owned and not self._crew.is_copied and self._crew.is_alone(name):
+            return x
+        return self._crew.share(name, x, self.replica[1])
+
+    def prime(self, line: Lagged) -> None:
+        """Send what a lagged reader sees before the first tick.
+
+        It is what was on its way when the snapshot was taken, or else what this end starts from.
+        """
+        self._sent[line.channel] = line, deque(maxlen=line.lag)
+        for age in range(line.lag, 0, -1):
+            names = {v: past_name(line.reader, v, age) for v in line.values}
+            known = names.items() if set(names.values()) <= self._start.past.keys() else ()
+            past = {v: self._crew.share(v, self._start.past[n], self.replica[1]) for v, n in known}
+            # Nothing is older than the first tick of all.
+            self._version = -min(age, self._start.tick) if known else 0
+            self._send(line.channel, past or {v: self._env[v] for v in line.values})
+
+    @property
+    def past(self) -> dict[str, Any]:
+        """What this end has sent to lagged readers that they have yet to take."""
+        return {
+            past_name(line.reader, v, age): message[v]
+            for line, messages in self._sent.values()
+            for age, message in enumerate(messages, 1)
+            for v in line.values
+        }
+
+    @property
+    def under_way(self) -> int | None:
+        """Turns that others have begun at their own pace, and this end has yet to use.
+
+        None if it uses none.
+        """
+        stiles = [channel.turnstile for channel in self._channels.values()]
+        mine = [s for s in stiles if s.sheet.gate.reader == self.replica[0]]
+        return next((s.under_way for s in mine if takes_some(s.sheet.gate.flow)), None)
+
+    @property
+    def _turn_number(self) -> int:
+        """How many ticks this end has made here: channels count from where the run began."""
+        return self.tick - self._start.tick
+
+    @property
+    def _shown_tick(self) -> int:
+        """The tick that metrics are of; at one's own pace, the one whose values were looked at."""
+        looked = self.is_free and self._version < NEVER
+        return self._start.tick + self._version if looked else self.tick
+
+    def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
+        """Turn ticks up to the limit; every move is announced before it is made."""
+        program = self._crew.program
+        while limit.may_turn() if self.is_free else limit.may_start(self.tick):
+            self._answer(limit)
+            due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
+            if due and self._crew.is_copied:
+                self._desk.keep(self)
+            self._version = NEVER if self.is_free else self._turn_number
+            self._lags.clear()
+            yield from self._run(program.operations)
+            shown = {m: self._env[v] for m, v in program.metrics}
+            self._desk.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
+            kept = {before: self._env[after] for before, after in program.carry}
+            self._env = kept | {name: self._env[name] for name in program.constants}
+            self.tick += 1
+            self.broken = False
+
+    def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
+        env, crew = self._env, self._crew
+        for operation in operations:
+            if isinstance(operation, Move):
+                yield Wants(operation.channel, operation.takes, self._turn_number)
+            self.broken = True  # who waits for its first message has not begun its tick
+            match operation:
+                case Segment(_, reads, writes):
+                    args = [env[r] for r in reads]
+                    if crew.is_served:
+                        results = yield Runs(operation, args)
+                    else:
+                        results = crew.run(operation, self.replica[1], args)
+                    env.update(zip(writes, results, strict=True))
+                case Move(channel, takes, values):
+                    if takes:
+                        self._take(channel)
+                    else:
+                        self._send(channel, {v: self._env[v] for v in values})
+                case Hand(work):
+                    self._by_hand(work)
+                case Turns():
+                    yield from self._turn(operation)
+                case HostCall(node):
+                    self._call(crew.tasks[node])
+
+    def _take(self, channel: str) -> None:
+        receive = partial(self._crew.receive, channel)
+        turn = self._turn_number
+        taken = self._channels[channel].take(self.replica[1], turn, receive)
+        self._env.update(taken.message)
+        if taken.versions:
+            self._version = min(self._version, *taken.versions)
+            for source, version in enumerate(taken.versions):
+                if version < NEVER:
+                    lag = turn - version
+                    self._lags[source] = max(lag, self._lags.get(source, lag))
+
+    def _send(self, channel: str, message: Message) -> None:
+        self._channels[channel].put(self.replica[1], message, self._version)
+        if channel in self._sent:
+            self._sent[channel][1].appendleft(message)
+
+    def _answer(self, limit: Limit) -> None:
+        """Give a part of the snapshot, if one is wanted of this tick."""
+        asked = limit.asked
+        if asked.number > self._snapped and (self.is_free or asked.tick == self.tick):
+            self._snapped = asked.number
+            self._desk.snap(self)
+
+    def share(self) -> Share:
+        """A copy of what this end carries, and what it sent to lagged readers."""
+        carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
+        return Share(self.tick, carried, self.past, self.under_way or 0)
+
+    def handed_over(self) -> Share:
+        """The same without a copy, of an end that doesn't go on."""
+        return Share(self.tick, dict(self.carried), self.past)
+
+    def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
+        env = self._env
+        env.update({name: env[first] for first, name in turns.renames if first in env})
+        env.update({c.before: env[c.first] for c in turns.carries})
+        for turn in turns.order:
+            env[turns.index] = np.int32(turn)
+            yield from self._run(turns.body)
+            env.update({c.before: env[c.after] for c in turns.carries})
+        env.update({c.final: env[c.before] for c in turns.carries})
+
+    def _by_hand(self, work: tuple[ByHand, ...]) -> None:
+        env = self._env
+        for item in work:
+            match item:
+                case Slice(outer, inner, index):
+                    env[inner] = np.asarray(env[outer])[env[index]]
+                case Room(outer):
+                    env[outer] = self._crew.room(outer)
+                case Stack(inner, outer, index):
+                    env[outer][env[index]] = env[inner]
+                case Alias(value, name):
+                    env[name] = env[value]
+
+    def _call(self, task: Task) -> None:
+        try:
+            task.run(self._env)
+        except RowError as error:
+            row = self.replica[1] * self._crew.rows + error.row
+            told = f"{type(error.cause).__name__}: {error.cause}" if error.cause else error.what
+            place = user_place(error.cause) if error.cause else ""
+            raise self._failed(task, f", environment {row},", told, place) from error
+        except ShoalError:
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise self._failed(task, "", told, user_place(error)) from error
+
+    def _failed(self, task: Task, which: str, told: str, place: str) -> RunError:
+        fragment, end = self.replica
+        return RunError(
+            f"host stage `{task.stage}` failed in {fragment}[{end}]{which} at tick {self.tick}: "
+            f"{told}",
+            "It is Python outside Shoal that stopped: mend it there, "
+            'or step through it with backend="inline".',
+            place or task.source,
+        )

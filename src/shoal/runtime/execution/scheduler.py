@@ -1,0 +1,153 @@
+"""A team: the ends that one thread turns, each as far as it can go, whichever is ready."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from shoal.errors import RunError
+from shoal.planning.plan import Replica
+from shoal.planning.policy import Serve
+from shoal.runtime.channels.channel import Channel, Waker
+from shoal.runtime.channels.flow_control import waits
+from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.replica_runner import Failure, ReplicaRunner, Runs, Wants
+
+LONG = 1.0  # seconds of waiting that are worth telling
+RunMany = Callable[[list[Runs]], Sequence[Sequence[Any]]]
+
+
+class Stopped(Exception):
+    """Raised in a team that waits when the run stops."""
+
+
+class Scheduler:
+    """Turns its ends until all that count ticks have ended."""
+
+    def __init__(
+        self,
+        workers: Iterable[ReplicaRunner],
+        channels: Mapping[str, Channel],
+        bell: Waker | None,
+        serve: Serve | None = None,
+        run_many: RunMany | None = None,
+    ) -> None:
+        self._workers = {w.replica: w for w in workers}
+        self._channels, self._bell = channels, bell
+        self._serve, self._run_many = serve or Serve(), run_many
+        self._turning: dict[Replica, Generator[Wants | Runs, Any, None]] = {}
+        self._waiting: dict[Replica, Wants] = {}
+        self._asking: dict[Replica, Runs] = {}
+        self._ready: deque[tuple[Replica, Any]] = deque()
+        self._since = 0.0
+        self._tell, self._has_told = (lambda text: None), False
+
+    def tells(self, tell: Callable[[str], None]) -> Scheduler:
+        """Let `tell` hear what the team waits for when it has waited for long, and when not."""
+        self._tell = tell
+        return self
+
+    @property
+    def name(self) -> str:
+        """The ends of the team, in short."""
+        (fragment, first), *others = self._workers
+        return f"{fragment}[{first}{f'-{others[-1][1]}' if others else ''}]"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all of it turns at its own pace."""
+        return all(w.is_free for w in self._workers.values())
+
+    def turn(self, limit: Limit) -> None:
+        """Turn every end up to the limit."""
+        fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._turning}
+        self._turning |= fresh  # free ends are still in the turn that the last limit left them in
+        ready = self._ready  # also those that could go on when the last limit was reached
+        ready.extend((replica, None) for replica in fresh)
+        while self._is_needed():
+            while ready:
+                self._advance(*ready.popleft())
+            ready.extend((r, None) for r in self._free())
+            if not ready and self._is_due():
+                ready.extend(self._answers())
+            if not ready and self._is_needed():
+                self._sleep()
+
+    def _is_needed(self) -> bool:
+        """Whether there are ends left that count ticks, or only free ones from the start."""
+        counted = [r for r, w in self._workers.items() if not w.is_free]
+        return any(r in self._turning for r in counted or self._workers)
+
+    def _advance(self, replica: Replica, value: Any) -> None:
+        """Turn one end until it has to wait."""
+        end, worker = self._turning[replica], self._workers[replica]
+        try:
+            while True:
+                event = end.send(value)
+                value = None
+                if isinstance(event, Runs):
+                    self._since = self._since if self._asking else time.monotonic()
+                    self._asking[replica] = event
+                    return
+                if not self._may(replica, event):
+                    self._waiting[replica] = event
+                    return
+        except StopIteration:
+            del self._turning[replica]
+        except Stopped:
+            raise
+        except Exception as error:
+            raise Failure(replica, worker.tick, error) from error
+
+    def _may(self, replica: Replica, wants: Wants) -> bool:
+        turnstile = self._channels[wants.channel].turnstile
+        if wants.takes:
+            return turnstile.may_take(replica[1], wants.tick)
+        return turnstile.may_put(replica[1])
+
+    def _free(self) -> list[Replica]:
+        """Ends that waited and now may go on."""
+        found = [r for r, wants in self._waiting.items() if self._may(r, wants)]
+        for replica in found:
+            del self._waiting[replica]
+        return found
+
+    def _is_due(self) -> bool:
+        """Whether those who ask are to be served now, rather than wait for others to join."""
+        if not self._asking:
+            return False
+        enough = len(self._asking) >= (self._serve.max_batch or len(self._workers))
+        return enough or time.monotonic() - self._since >= self._serve.max_wait
+
+    def _answers(self) -> list[tuple[Replica, Any]]:
+        """Run what was asked for, as many ends together as ask for the same segment."""
+        assert self._run_many is not None
+        most = self._serve.max_batch or len(self._asking)
+        first = next(iter(self._asking.values()))
+        same = [r for r, a in self._asking.items() if a.segment is first.segment][:most]
+        asked = [self._asking.pop(replica) for replica in same]
+        self._since = time.monotonic()
+        return list(zip(same, self._run_many(asked), strict=True))
+
+    def _sleep(self) -> None:
+        if self._bell is None:
+            raise RunError(
+                "the plan is stuck: " + "; ".join(self.waits()),
+                "This is a fault of Shoal's planner.",
+            )
+        left = self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG
+        self._bell.wait(self._is_ready, max(0.0, left))
+        is_long = not self._asking and not self._is_ready()
+        if is_long != self._has_told:
+            self._has_told = is_long
+            self._tell("; ".join(self.waits()) if is_long else "")
+
+    def _is_ready(self) -> bool:
+        return any(self._may(r, wants) for r, wants in self._waiting.items())
+
+    def waits(self) -> list[str]:
+        """Who waits for whom, a line each."""
+        gates = {name: c.turnstile.sheet.gate for name, c in self._channels.items()}
+        return list(waits((r, gates[w.channel], w.takes) for r, w in self._waiting.items()))
