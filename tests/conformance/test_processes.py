@@ -52,7 +52,7 @@ XDIST = (
 def children():
     """Processes that this one started, or that lost their parent and run Shoal's worker."""
     found = subprocess.run(
-        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     mine = [line.split(None, 2) for line in found[1:]]
     return [
@@ -308,7 +308,7 @@ def test_a_stopped_driver_leaves_nothing_running(tmp_path, policy, number):
 def _session(pid):
     """Workers that a process started, alive or orphaned; each names its driver's memory."""
     found = subprocess.run(
-        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     lines = [line.split(None, 2) for line in found[1:]]
     return [

@@ -10,8 +10,10 @@ from shoal.cli.main import make_parser
 from shoal.cli.options import chosen_distribution
 
 ROOT = Path(__file__).parents[2]
-PAGES = [p for p in sorted((ROOT / "docs").glob("*.md")) if "```python" in p.read_text("utf-8")]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [page for page in DOCS if "```python" in page.read_text("utf-8")]
 NEEDS = {
+    "README": ["gymnax", "gymnasium"],
     "asynchrony": ["gymnasium"],
     "channels": ["gymnasium"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
@@ -44,7 +46,7 @@ def test_a_page_runs(page, tmp_path, monkeypatch):
 
 def commands():
     """Every whole `shoal` command of the pages."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in DOCS:
         for found in COMMAND.findall(page.read_text(encoding="utf-8")):
             text = " ".join("".join(found).split())
             if "..." not in text:
