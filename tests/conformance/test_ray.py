@@ -56,7 +56,9 @@ def nothing_left(nodes):
 
 def workers():
     """Workers of this cluster that are alive, of whichever host."""
-    found = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    )
     rows = [line.split(None, 1) for line in found.stdout.splitlines()[1:]]
     return [
         int(pid)
