@@ -1,6 +1,6 @@
 """How fast messages go between two processes: Shoal's channels beside what else there is.
 
-Streams of 64 KiB and 4 MiB, and round trips of 64 bytes. Everybody's reader looks at each message
+Streams of 64 KiB and 4 MiB, and round trips of 64 bytes. Each reader looks at each message
 without copying it further; the writer's own copy into the channel counts. A copy of the same
 size inside one process is the bound. Rounds alternate between the sides; the table shows medians.
 """

@@ -28,8 +28,8 @@ def main() -> None:
             print(written(folder / str(size), size))
         for distribute in (shoal.fused(), shoal.single_learner_coarse(2)):
             rates = {every: rate(folder, distribute, every) for every in ("end", "1s", 1)}
-            told = ", ".join(f"{every}: {steps:,.0f}" for every, steps in rates.items())
-            print(f"{distribute.name}, steps/s by how often: {told}")
+            rates_text = ", ".join(f"{every}: {steps:,.0f}" for every, steps in rates.items())
+            print(f"{distribute.name}, steps/s by how often: {rates_text}")
     finally:
         shutil.rmtree(folder)
 

@@ -1,8 +1,8 @@
 """How fast messages go between two hosts: Shoal's channels beside Ray's object store and ZeroMQ.
 
 The hosts are two network namespaces of this machine, joined by a bridge; where they can't be made,
-loopback is used, and said. Streams of 64 KiB and 4 MiB, and round trips of 64 bytes; everybody may
-have the same number of messages under way, and everybody's reader looks at each. Rounds alternate
+loopback is used, and said. Streams of 64 KiB and 4 MiB, and round trips of 64 bytes; each side may
+have the same number of messages in flight, and each reader looks at every message. Rounds alternate
 between the sides, in one Ray cluster that is there throughout; the table shows medians.
 """
 
@@ -66,11 +66,11 @@ def measured(side: str, size: int, count: int, *, apart: bool) -> tuple[float, f
     parts = [(0, "reads")] if side == "Ray" else [(0, "writes"), (1, "reads")]
     running = [start(host if apart else None, way, *words) for host, way in parts]
     try:
-        told = [one.communicate(timeout=300)[0].split() for one in reversed(running)]
+        reports = [one.communicate(timeout=300)[0].split() for one in reversed(running)]
     finally:
         for one in running:
             one.kill()
-    return count / float(told[0][0]), 1e6 * sum(float(cpu) for _, cpu in told) / count
+    return count / float(reports[0][0]), 1e6 * sum(float(cpu) for _, cpu in reports) / count
 
 
 def measure(names: list[str], rounds: int, share: int) -> dict[str, list[Row]]:

@@ -87,22 +87,22 @@ def rllib(envs: int) -> Iterator[Side]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     away = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
     with subprocess.Popen(command, text=True, env=away, **pipes) as process:
-        given, told = process.stdin, process.stdout
-        assert given is not None
-        assert told is not None
-        tick = json.loads(told.readline())["tick"]
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        tick = json.loads(stdout.readline())["tick"]
         rate = 1.0
 
         def side(seconds: float) -> float:
             nonlocal rate
-            given.write(f"{max(2, int(seconds * rate / tick))}\n")
-            given.flush()
-            found = json.loads(told.readline())
+            stdin.write(f"{max(2, int(seconds * rate / tick))}\n")
+            stdin.flush()
+            found = json.loads(stdout.readline())
             rate = found["env_steps"] / found["seconds"]
             return rate
 
         yield side
-        given.close()
+        stdin.close()
 
 
 def compare(loops: list[str], envs: int, rounds: int, seconds: float) -> dict[str, list[float]]:

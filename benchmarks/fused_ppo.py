@@ -53,7 +53,7 @@ Side = Callable[[float], Round]  # trains for about so many seconds
 
 
 def shoal_side(envs: int, devices: int) -> Side:
-    """Shoal, through its public interface; it compiles anew for every round."""
+    """Shoal, through its public interface; it compiles again for every round."""
     graph = shoal.trace(ALGORITHM, environments.make("CartPole-v1"), envs=envs)
     plan = shoal.plan(graph, shoal.fused(devices))
     per_tick = envs * STEPS
@@ -85,17 +85,17 @@ def rejax_side(envs: int) -> Iterator[Side]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        given, told = process.stdin, process.stdout
-        assert given is not None
-        assert told is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def side(seconds: float) -> Round:
-            given.write(f"{seconds}\n")
-            given.flush()
-            return Round(**json.loads(told.readline()))
+            stdin.write(f"{seconds}\n")
+            stdin.flush()
+            return Round(**json.loads(stdout.readline()))
 
         yield side
-        given.close()
+        stdin.close()
 
 
 def compare(envs: int, rounds: int, seconds: float) -> dict[str, list[Round]]:

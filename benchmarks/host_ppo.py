@@ -2,7 +2,7 @@
 
 HalfCheetah-v5 with two networks of two 64-wide tanh layers, and Atari's Pong with the network of
 Mnih et al. (2015). Both sides count environment steps, learning included, after a warm-up; what is
-compiled is told apart. The ceiling is EnvPool with random actions and nothing else.
+compiled is shown apart. The ceiling is EnvPool with random actions and nothing else.
 """
 
 import argparse
@@ -136,18 +136,18 @@ def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        given, told = process.stdin, process.stdout
-        assert given is not None
-        assert told is not None
-        told.readline()  # it is warm
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdout.readline()  # it is warm
 
         def side(ticks: int) -> Round:
-            given.write(f"{ticks}\n")
-            given.flush()
-            return Round(f"SB3, {vector}, {threads} threads", **json.loads(told.readline()))
+            stdin.write(f"{ticks}\n")
+            stdin.flush()
+            return Round(f"SB3, {vector}, {threads} threads", **json.loads(stdout.readline()))
 
         yield side
-        given.close()
+        stdin.close()
 
 
 def compare(name: str, ticks: int) -> list[Round]:
@@ -214,14 +214,14 @@ def watched() -> Clock:
 
     clock = Clock({})
     run = clock.on(
-        CompiledExecutor.run, lambda crew, *_: f"{crew.program.fragment}: calls of programs"
+        CompiledExecutor.run, lambda executor, *_: f"{executor.program.fragment}: calls of programs"
     )
 
-    def to_the_end(crew: CompiledExecutor, *args: Any) -> Any:
-        return jax.block_until_ready(run(crew, *args))
+    def to_the_end(executor: CompiledExecutor, *args: Any) -> Any:
+        return jax.block_until_ready(run(executor, *args))
 
     CompiledExecutor.run = clock.on(
-        to_the_end, lambda crew, *_: f"{crew.program.fragment}: programs"
+        to_the_end, lambda executor, *_: f"{executor.program.fragment}: programs"
     )
     for method, label in {
         "_call": "actor: environments",

@@ -95,7 +95,7 @@ class Round:
 
 
 def first_come(workers: int, ring: int) -> DistributionPolicy:
-    """As decoupled, but the learner takes whichever half of the groups comes first."""
+    """As decoupled, but the learner takes the first half of the groups to arrive."""
     some = Queue(2, max(1, workers * ring // 2))
     return DistributionPolicy(
         "first_come",

@@ -58,8 +58,8 @@ def _verdicts(known: dict[str, list[str]]) -> dict[tuple[str, str, str], Verdict
             for backend in BACKENDS:
                 if why:
                     found[algorithm, form, backend] = Verdict("", why)
-                elif told := known.get(f"{algorithm}|{form}|{backend}"):
-                    found[algorithm, form, backend] = Verdict(*told)
+                elif cached := known.get(f"{algorithm}|{form}|{backend}"):
+                    found[algorithm, form, backend] = Verdict(*cached)
     return found
 
 

@@ -38,7 +38,7 @@ MountainCarContinuous-v0 at 90; good agents reach -100 on Acrobot-v1 and -200 on
 -150 is the best there is), a memory is worth 1 on MemoryChain. The other thresholds are what the
 preset was seen to reach. Many settings were chosen after a few tries, with some of these seeds.
 
-Published beside: gymnax tells of a PPO with 28 on Breakout-MinAtar and 131 on
+Published beside: gymnax reports a PPO with 28 on Breakout-MinAtar and 131 on
 SpaceInvaders-MinAtar. Every seed of our PPO is beyond both, our DQN beyond the first and near the
 second; IMPALA and A2C reach neither. CleanRL's documentation has SAC at 9,635 ± 1,424 and TD3 at
 9,018 ± 1,078 on HalfCheetah-v2 after a million steps, in training as here. Ours are below that on
@@ -85,13 +85,13 @@ def train(kind: str, env: str, seed: int, beside: int) -> Row | None:
         Console(stderr=True).print(f"{kind} {env} seed {seed} failed:\n{done.stderr[-600:]}")
         return None
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    told = {"kind": kind, "env": env, "seed": seed, "beside": beside, "cores": os.cpu_count()}
-    told["settings"] = settings_of(PRESETS[kind][env])
-    return {**told, "python": platform.python_version(), **found}
+    row = {"kind": kind, "env": env, "seed": seed, "beside": beside, "cores": os.cpu_count()}
+    row["settings"] = settings_of(PRESETS[kind][env])
+    return {**row, "python": platform.python_version(), **found}
 
 
 def settings_of(preset: Preset) -> Row:
-    """What a run depends on, as JSON tells it."""
+    """What a run depends on, as JSON has it."""
     both = asdict(preset.algorithm) | {"envs": preset.envs, "ticks": preset.ticks}
     return json.loads(json.dumps(both))
 
@@ -100,7 +100,9 @@ def holds(row: Row) -> bool:
     """Whether its preset is still what was run, as far as it has those settings."""
     preset = PRESETS.get(row["kind"], {}).get(row["env"])
     now = settings_of(preset) if preset else {}
-    return bool(now) and all(now.get(name, told) == told for name, told in row["settings"].items())
+    return bool(now) and all(
+        now.get(name, value) == value for name, value in row["settings"].items()
+    )
 
 
 def page(rows: list[Row]) -> str:
@@ -149,8 +151,8 @@ def main() -> None:
         if row is not None:
             with options.keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-            told = f"{kind} {env} seed {seed}: {row['return_mean']:.1f}, {row['seconds']:.0f} s"
-            console.print(f"{time.perf_counter() - began:5.0f} s  {told}", style="dim")
+            line = f"{kind} {env} seed {seed}: {row['return_mean']:.1f}, {row['seconds']:.0f} s"
+            console.print(f"{time.perf_counter() - began:5.0f} s  {line}", style="dim")
 
     wanted = [(seed, *case) for case in cases(options.only) for seed in range(options.seeds)]
     with ThreadPoolExecutor(options.beside) as pool:

@@ -1,4 +1,4 @@
-"""One side of `cluster.py` in a process of its own: who sends, or who receives, by some means.
+"""One side of `cluster.py` in a process of its own: the sender or the receiver.
 
 `sides.py writes|reads SIDE SIZE COUNT SLOTS ADDRESS ADDRESS PORT` prints seconds, and seconds of
 CPU, both after the first few messages. A size of 0 means round trips.
@@ -72,7 +72,7 @@ class Ends:
         )
         join_fences()
         bell, door = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
-        board = (lambda: None), (lambda *_: None)  # nothing to stop for, nobody to lose
+        board = (lambda: None), (lambda *_: None)  # nothing to stop for, no process to lose
         bells = {"w": [bell], "r": [bell]}
         self.links, channels = join_lines(lines, me, door, board, bells)
         self.bell = self.links.bell(bell, Wakes(lambda: None, alone=True), spin=50e-6)
@@ -251,7 +251,7 @@ def plain_reads(job: Job) -> Timed:
 
 
 def connected(job: Job) -> socket.socket:
-    """A connection to who will listen there in a moment."""
+    """A connection to a process that will listen there in a moment."""
     while True:
         try:
             return socket.create_connection((job.addresses[0], job.port))
@@ -260,7 +260,7 @@ def connected(job: Job) -> socket.socket:
 
 
 def ray_runs(job: Job) -> Timed:
-    """Ray: an actor of one host sends arrays to one of another, so many under way at once."""
+    """Ray: an actor of one host sends arrays to one of another, so many in flight at once."""
     import ray
 
     ray.init(f"{job.addresses[0]}:{job.port}", log_to_driver=False, logging_level="error")
