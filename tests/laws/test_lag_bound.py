@@ -35,7 +35,7 @@ def test_turns_are_used_within_their_bound_in_any_order_of_events(ends, take, bo
         moves = (
             [("begin", e) for e in can_begin if e not in first_of]
             + [("arrive", t) for t in first_of.values()]
-            + ([("use", chosen)] if chosen else [])
+            + ([("use", chosen)] if isinstance(chosen, list) else [])
             + ([("publish", None)] if newest < tick else [])
         )
         assert moves, "everybody waits"

@@ -28,12 +28,21 @@ class Gate:
     admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
     bound: int | None = None  # how many ticks late a turn may be used that a free writer began
     anew: bool = False  # its reader waits for something newer than what it has seen
+    # By writer's end: the reader's ends that take from it, and the writer's ends they also read.
     readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    beside: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        every = {w for sources in self.sources for w in sources}
-        reached = {w: tuple(r for r, s in enumerate(self.sources) if w in s) for w in every}
-        object.__setattr__(self, "readers", reached)  # by writer's end, who takes from it
+        readers: dict[int, list[int]] = {}
+        for reader, sources in enumerate(self.sources):
+            for writer in sources:
+                readers.setdefault(writer, []).append(reader)
+        together = {
+            among: tuple(sorted({w for r in among for w in self.sources[r]}))
+            for among in {tuple(found) for found in readers.values()}
+        }
+        object.__setattr__(self, "readers", {w: tuple(found) for w, found in readers.items()})
+        object.__setattr__(self, "beside", {w: together[r] for w, r in self.readers.items()})
 
     @property
     def lag(self) -> int:

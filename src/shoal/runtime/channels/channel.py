@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from shoal.planning.channel_specs import ChannelSpec, Gate
 from shoal.planning.policy import Latest, Lockstep, Serve, takes_some
-from shoal.runtime.channels.flow_control import Counts, Turn, choose, may_put, may_take
+from shoal.runtime.channels.flow_control import (
+    Counts,
+    Cursor,
+    Ledger,
+    Missing,
+    Turn,
+    choose,
+    may_put,
+    may_take,
+)
 
 Message = dict[str, Any]
 DEPTH = 32  # turns of an end that a ledger remembers: more than any may have under way
@@ -90,15 +99,27 @@ class Silent:
         """Wake nobody."""
 
 
-@dataclass
 class Bundle:
-    """The queues from which one reader takes the same turns, the first to come."""
+    """The queues from which one reader takes the same turns, the first to come.
 
-    gate: Gate
-    counts: list[Counts] = field(default_factory=list)
-    _seen: dict[Turn, int] = field(default_factory=dict)
-    _clock: Iterator[int] = field(default_factory=itertools.count)
-    _chosen: tuple[int, list[Turn]] = (-1, [])
+    Whoever puts notes its end, so that the reader looks at that end alone. Where ends are other
+    processes, `changed` finds those that have put since it was last called.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.counts: list[Counts] = []
+        self.changed: Callable[[], Iterable[int]] | None = None
+        self._noted: deque[int] = deque()
+        self._arrived: dict[Turn, None] = {}  # the first to come first
+        self._looked: list[int] | None = None  # for each end, the turns that were seen whole
+        self._missing, self._watched = Missing(count=1), (0, 0, 0)
+        self._chosen: tuple[int, list[Turn]] = (-1, [])
+
+    def note(self, end: int) -> None:
+        """An end has put; until the reader looks for the first time, nothing need be noted."""
+        if self.changed is None and self._looked is not None:
+            self._noted.append(end)
 
     def turns(self, tick: int) -> list[Turn] | None:
         """The turns that `tick` uses; None while it has to wait for them."""
@@ -106,26 +127,56 @@ class Bundle:
             return self._chosen[1]
         ledger = self.counts[0].ledger
         assert ledger is not None
-        for turn in self._arrived(tick):
-            if turn not in self._seen:
-                self._seen[turn] = next(self._clock)
-        chosen = choose(self.gate, ledger, tick, self._seen)
-        if chosen is not None:
-            self._chosen = tick, chosen
-            for turn in chosen:
-                del self._seen[turn]
-                ledger.used[turn[0]] += 1
+        self._look(ledger, tick)
+        if self._still_waits(ledger):
+            return None
+        chosen = choose(self.gate, ledger, tick, self._arrived)
+        if isinstance(chosen, Missing):
+            self._wait_for(chosen, ledger)
+            return None
+        self._chosen, self._missing = (tick, chosen), Missing(count=0)
+        for turn in chosen:
+            del self._arrived[turn]
+            ledger.used[turn[0]] += 1
         return chosen
 
-    def _arrived(self, tick: int) -> Iterator[Turn]:
-        """Turns of which all parts have come; who is looked at first changes."""
-        ledger = self.counts[0].ledger
-        assert ledger is not None
-        ends = len(ledger.used)
-        for i in range(ends):
-            end = (i + tick) % ends
-            whole = min(c.puts[end] for c in self.counts)
-            yield from ((end, number) for number in range(ledger.used[end], whole))
+    def _look(self, ledger: Ledger, tick: int) -> None:
+        """Note turns of which all parts have come, of ends that have put since the last time."""
+        if self._looked is None:
+            self._looked = [ledger.used[end] for end in range(len(ledger.used))]
+            ends = range(len(self._looked))
+            for end in sorted(ends, key=lambda end: (end - tick) % len(ends)):
+                self._look_at(end)
+        if self.changed is not None:
+            for end in self.changed():
+                self._look_at(end)
+        while self._noted:
+            self._look_at(self._noted.popleft())
+
+    def _look_at(self, end: int) -> None:
+        looked = self._looked
+        assert looked is not None
+        whole = min([counts.puts[end] for counts in self.counts])
+        for number in range(looked[end], whole):
+            self._arrived[end, number] = None
+            if (end, number) in self._missing.among:
+                self._missing = Missing(count=0)
+        looked[end] = max(looked[end], whole)
+
+    def _still_waits(self, ledger: Ledger) -> bool:
+        """Whether what had to arrive is still to come; if it never will, choose again."""
+        if not self._missing.among:
+            return len(self._arrived) < self._missing.count
+        end, number, version = self._watched
+        return ledger.begun[end] > number and ledger.version(end, number) == version
+
+    def _wait_for(self, missing: Missing, ledger: Ledger) -> None:
+        if missing.among:
+            end, number = min(missing.among)
+            self._watched = end, number, ledger.version(end, number)
+            self._missing = missing
+        else:
+            self._missing = Missing(count=len(self._arrived) + missing.count)
 
 
 @dataclass
@@ -147,6 +198,8 @@ class ChannelState:
         if takes_some(self.sheet.gate.flow):
             assert self.bundle is not None
             self.bundle.counts.append(self.counts)
+        self._may_put = [Cursor() for _ in range(self.sheet.writers)]
+        self._may_take = [Cursor() for _ in range(self.sheet.readers)]
 
     @property
     def under_way(self) -> int:
@@ -158,7 +211,7 @@ class ChannelState:
 
     def may_put(self, end: int) -> bool:
         """Whether a writer's end has room for its next message."""
-        return may_put(self.sheet.gate, self.counts, end)
+        return may_put(self.sheet.gate, self.counts, end, self._may_put[end])
 
     def may_take(self, end: int, tick: int) -> bool:
         """Whether a reader's end may take its next message."""
@@ -167,7 +220,8 @@ class ChannelState:
             return turns is not None and all(self.counts.puts[w] > n for w, n in turns)
         if self.admit is not None:
             return self.admit(end)
-        return may_take(self.sheet.gate, self.counts, end, self.taken[end], tick)
+        cursor, taken = self._may_take[end], self.taken[end]
+        return may_take(self.sheet.gate, self.counts, end, taken, tick, cursor)
 
     def turns(self, end: int, tick: int) -> list[Turn]:
         """The writers' ends that a reader's next take brings from, and the messages' numbers."""
@@ -198,19 +252,18 @@ class ChannelState:
     def hear(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
         """Wake these, given by end, when there is something for them."""
         gate, count = self.sheet.gate, self.sheet.writers
-        self.readers = [
-            _each(readers[r] for r, sources in enumerate(gate.sources) if w in sources)
-            for w in range(count)
-        ]
+        self.readers = [_each(readers[r] for r in gate.readers.get(w, ())) for w in range(count)]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
         if self._is_news:  # who is ahead waits for those beside it
             for w, woken in enumerate(self.readers):
-                beside = {b for sources in gate.sources if w in sources for b in sources} - {w}
-                woken += [writers[b] for b in sorted(beside) if writers[b] not in woken]
+                beside = _each(writers[b] for b in gate.beside.get(w, ()) if b != w)
+                woken += [bell for bell in beside if bell not in woken]
 
     def did_put(self, end: int) -> None:
         """A writer's end has put its next message."""
         self.counts.puts[end] += 1
+        if self.bundle is not None:
+            self.bundle.note(end)
         if self._is_news and self.counts.ledger is not None:
             self.counts.ledger.settle()
         for bell in self.readers[end] if self.readers else ():

@@ -7,7 +7,7 @@ a process, decides alike. Backends carry this out; they decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,7 +56,11 @@ class Ledger:
         """Turns that are begun and not used, with their versions."""
         for end in range(len(self.used)):
             for number in range(self.used[end], self.begun[end]):
-                yield (end, number), self.versions[end * self.depth + number % self.depth]
+                yield (end, number), self.version(end, number)
+
+    def version(self, end: int, number: int) -> int:
+        """The version that a turn under way is made from."""
+        return self.versions[end * self.depth + number % self.depth]
 
 
 @dataclass(slots=True)
@@ -68,56 +72,99 @@ class Counts:
     ledger: Ledger | None = None
 
 
-def may_put(gate: Gate, counts: Counts, end: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What has to arrive before it is worth choosing again: one of these, or so many of any."""
+
+    among: frozenset[Turn] = frozenset()
+    count: int = 1
+
+
+class Cursor:
+    """Where a check of many counts got to: counts only grow, so what has passed isn't read again.
+
+    Between two messages every count is read once, and one more at each check: a message costs as
+    many reads with a thousand sources as with one.
+    """
+
+    __slots__ = ("_index", "_least")
+
+    def __init__(self) -> None:
+        self._least, self._index = -1, 0
+
+    def passes(self, counts: Words, ends: Sequence[int], least: int) -> bool:
+        """Whether the counts of all these ends are at least `least`."""
+        index = self._index if least == self._least else 0
+        while index < len(ends) and counts[ends[index]] >= least:
+            index += 1
+        self._least, self._index = least, index
+        return index == len(ends)
+
+
+def may_put(gate: Gate, counts: Counts, end: int, cursor: Cursor | None = None) -> bool:
     """Whether a writer's end has room for its next message."""
+    cursor = cursor or Cursor()
     if isinstance(gate.flow, Latest):
         # A reader sees one version of all its sources, so none may write over what others lack.
-        beside = [counts.puts[w] for r in gate.readers.get(end, ()) for w in gate.sources[r]]
-        return counts.puts[end] - min(beside, default=counts.puts[end]) < AHEAD
+        return cursor.passes(counts.puts, gate.beside.get(end, ()), counts.puts[end] - AHEAD + 1)
+    room = counts.puts[end] - gate.capacity + 1
     if takes_some(gate.flow):
-        return counts.puts[end] - counts.takes[end] < gate.capacity
-    if end not in gate.readers:
-        return True
-    return counts.puts[end] - min([counts.takes[r] for r in gate.readers[end]]) < gate.capacity
+        return counts.takes[end] >= room
+    return cursor.passes(counts.takes, gate.readers.get(end, ()), room)
 
 
-def may_take(gate: Gate, counts: Counts, end: int, taken: int, tick: int) -> bool:
+def may_take(
+    gate: Gate, counts: Counts, end: int, taken: int, tick: int, cursor: Cursor | None = None
+) -> bool:
     """Whether a reader's end, which has taken `taken` messages, may take its next at `tick`."""
     flow = gate.flow
+    needed = taken
     if isinstance(flow, Latest):
-        newest = min(counts.puts[w] for w in gate.sources[end]) - 1
+        needed = 0 if flow.max_lag is None else max(0, tick - flow.max_lag)
         if gate.anew:
-            return newest >= counts.takes[end]
-        if gate.admits:
+            needed = counts.takes[end]
+        elif gate.admits:
             assert counts.ledger is not None
-            ahead = counts.ledger.begun[end] - counts.ledger.settled[end]
-            return newest >= 0 and ahead < gate.admits
-        return newest >= (0 if flow.max_lag is None else max(0, tick - flow.max_lag))
-    return min([counts.puts[w] for w in gate.sources[end]]) > taken
+            if counts.ledger.begun[end] - counts.ledger.settled[end] >= gate.admits:
+                return False
+            needed = 0
+    return (cursor or Cursor()).passes(counts.puts, gate.sources[end], needed + 1)
 
 
-def choose(gate: Gate, ledger: Ledger, tick: int, arrived: Mapping[Turn, int]) -> list[Turn] | None:
-    """Which turns a reader that takes the first to come uses at `tick`; None: it has to wait.
+def choose(
+    gate: Gate, ledger: Ledger, tick: int, arrived: Collection[Turn]
+) -> list[Turn] | Missing:
+    """The turns that a reader which takes the first to come uses at `tick`, or what it waits for.
 
-    `arrived` says when each turn came that has come and wasn't used yet. Turns that could not be
-    used within their bound if they waited go first, so the reader waits for them if it must.
+    `arrived` has the turns that have come and weren't used yet, the first to come first. Turns
+    that could not be used within their bound if they waited go first, so the reader waits for
+    them if it must.
     """
     assert isinstance(gate.flow, Queue)
     assert isinstance(gate.flow.take, int)
-    take, order = gate.flow.take, sorted(arrived, key=lambda turn: (arrived[turn], turn))
-    chosen: list[Turn] = []
+    take = gate.flow.take
+    if len(arrived) < take:
+        return Missing(count=take - len(arrived))
+    chosen: dict[Turn, None] = {}
     if gate.bound is not None:
-        due = [(v + gate.bound, turn) for turn, v in ledger.under_way()]
-        for deadline in sorted({d for d, _ in due}):
-            urgent = [turn for d, turn in due if d <= deadline]
-            could_wait = take * max(0, deadline - tick)
-            needed = len(urgent) - could_wait - len(chosen)
-            first = [turn for turn in order if turn in urgent and turn not in chosen]
-            if needed > len(first):
-                return None
-            chosen += first[: max(0, needed)]
-    chosen += [turn for turn in order if turn not in chosen][: max(0, take - len(chosen))]
-    return sorted(chosen) if len(chosen) == take else None
+        due = sorted((version + gate.bound, turn) for turn, version in ledger.under_way())
+        urgent: list[Turn] = []
+        for i, (deadline, turn) in enumerate(due):
+            urgent.append(turn)
+            if i + 1 < len(due) and due[i + 1][0] == deadline:
+                continue
+            needed = len(urgent) - take * max(0, deadline - tick) - len(chosen)
+            if needed > 0:
+                among = set(urgent) - chosen.keys()
+                first = [found for found in arrived if found in among]
+                if needed > len(first):
+                    return Missing(frozenset(among.difference(arrived)))
+                chosen |= dict.fromkeys(first[:needed])
+    for turn in arrived:
+        if len(chosen) >= take:
+            break
+        chosen[turn] = None
+    return sorted(chosen) if len(chosen) == take else Missing()
 
 
 def waits(wants: Iterable[tuple[Replica, Gate, bool]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
@@ -47,16 +48,22 @@ class InProcessChannel:
         self, sheet: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
     ) -> None:
         self._sheet, self._reader = sheet, reader
+        self._is_news = isinstance(sheet.gate.flow, Latest)
         counts = Counts([0] * sheet.writers, [0] * max(sheet.readers, sheet.writers))
         self.turnstile = ChannelState(sheet, counts, bundle)
         self._kept: dict[Turn, tuple[Message, int]] = {}
+        self._left: dict[Turn, int] = {}  # how many readers' ends have yet to take it
+        self._lock = threading.Lock()
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Keep a message for its readers."""
         puts = self.turnstile.counts.puts
-        if end in self._sheet.gate.readers:
+        if readers := self._sheet.gate.readers.get(end):
+            if not self._is_news:
+                left = len(readers) if self.turnstile.bundle is None else 1
+                self._left[end, puts[end]] = left
             self._kept[end, puts[end]] = message, version
-        if isinstance(self._sheet.gate.flow, Latest):
+        if self._is_news:
             self._kept.pop((end, puts[end] - KEPT), None)
         self.turnstile.did_put(end)
 
@@ -72,13 +79,13 @@ class InProcessChannel:
         return Taken(receive(message, turns), tuple(version for _, version in sent.values()))
 
     def _forget(self, turns: list[Turn]) -> None:
-        gate, counts = self._sheet.gate, self.turnstile.counts
-        if isinstance(gate.flow, Latest):
+        if self._is_news:
             return
-        for w, n in turns:
-            readers = [counts.takes[r] for r, s in enumerate(gate.sources) if w in s]
-            if self.turnstile.bundle is not None or min(readers) > n:
-                self._kept.pop((w, n), None)
+        with self._lock:
+            for turn in turns:
+                self._left[turn] -= 1
+                if not self._left[turn]:
+                    del self._left[turn], self._kept[turn]
 
     def _joined(self, end: int, sent: list[tuple[Turn, Message]]) -> Message:
         moved = [(w, self._moved(message, end)) for (w, _), message in sent]

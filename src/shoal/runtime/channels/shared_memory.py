@@ -52,10 +52,10 @@ class Memory:
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
-        is_shared = fd >= 0
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE)
+        self.is_shared = fd >= 0
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED if self.is_shared else mmap.MAP_PRIVATE)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if is_shared:
+        if self.is_shared:
             weakref.finalize(self, os.close, fd)  # an open file would keep the memory
         elif hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without

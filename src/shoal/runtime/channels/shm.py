@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -271,7 +271,31 @@ class Rings:
             versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
             ledger = Ledger(begun, used, settled, versions, DEPTH)
         bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
+        if memory.is_shared:
+            for bundle in bundles.values():
+                own = [ring for name, ring in self.rings.items() if bundles.get(name) is bundle]
+                bundle.changed = _Changes([(ring.puts, ring.sheet.writers) for ring in own], memory)
         return {
             name: ShmChannel(memory, ring, bundles.get(name), ledger)
             for name, ring in self.rings.items()
         }
+
+
+class _Changes:
+    """Finds the ends that have put since the last call, by one comparison of all their counts."""
+
+    def __init__(self, places: Sequence[tuple[int, int]], memory: Memory) -> None:
+        step = LINE // 8
+        self._counts = [memory.array(at, (n, step), np.int64)[:, 0] for at, n in places]
+        self._seen = [np.zeros(n, np.int64) for _, n in places]
+        self._first = 0  # the end that is named first; another one each time
+
+    def __call__(self) -> list[int]:
+        found: set[int] = set()
+        for i, counts in enumerate(self._counts):
+            now = counts.copy()
+            found.update((now != self._seen[i]).nonzero()[0].tolist())
+            self._seen[i] = now
+        count = len(self._seen[0])
+        self._first = (self._first + 1) % count
+        return sorted(found, key=lambda end: (end - self._first) % count)
