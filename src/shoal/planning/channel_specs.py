@@ -110,6 +110,17 @@ class ChannelSpec:
         """How many ends the reader has."""
         return len(self.gate.sources)
 
+    def received(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each value of a message, as one of the reader's ends has it."""
+        flow = self.gate.flow
+        takes = flow.take if isinstance(flow, Queue) and isinstance(flow.take, int) else 0
+        sources = takes or len(self.gate.sources[0])
+        rows = self.rows * takes // self.writers if takes else self.rows // self.readers
+        return {
+            c.name: ((sources, *c.shape) if c.stacked else c.rows(rows), c.dtype)
+            for c in self.cells
+        }
+
     @cached_property
     def cut(self) -> tuple[tuple[Piece, ...], ...]:
         """The pieces that make up each reader's rows."""

@@ -47,9 +47,9 @@ def write_program(plan: Plan, fragment: str) -> Program:
     wanted = {after for _, after in mine} | {inner for _, inner in shown}
     draft = list(_Draft(plan, fragment).operations(plan.programs[fragment]))
     operations = _trim(draft, wanted)
-    made = {w for op in walk(operations) for w in _writes(op)}
+    made = {w for op in walk(operations) for w in op.writes}
     constant = {b for b, a in graph.carry if b == a}
-    reads = {r for op in walk(operations) for r in _reads(op)} - made
+    reads = {r for op in walk(operations) for r in op.reads} - made
     return Program(
         fragment,
         _donate(operations, plan, [b for b, _ in mine]),
@@ -247,35 +247,12 @@ def _hand(work: list[Any], draft: _Draft) -> Iterator[Hand]:
         )
 
 
-def _reads(operation: Operation) -> set[str]:
-    match operation:
-        case Segment() | HostCall() | Hand():
-            return set(operation.reads)
-        case Move():
-            return set() if operation.takes else set(operation.values)
-        case Turns():
-            carried = {c.first for c in operation.carries} | {c.after for c in operation.carries}
-            return carried | {first for first, _ in operation.renames}
-
-
-def _writes(operation: Operation) -> set[str]:
-    match operation:
-        case Segment() | HostCall() | Hand():
-            return set(operation.writes)
-        case Move():
-            return set(operation.values) if operation.takes else set()
-        case Turns():
-            renamed = {name for _, name in operation.renames}
-            before = {c.before for c in operation.carries} | {c.final for c in operation.carries}
-            return renamed | before | {operation.index}
-
-
 def _trim(operations: list[Operation], wanted: set[str]) -> tuple[Operation, ...]:
     """Segments without the results that nothing else reads."""
     every = list(walk(operations))
 
     def needed(segment: Segment) -> set[str]:
-        return wanted.union(*(_reads(o) for o in every if o is not segment))
+        return wanted.union(*(o.reads for o in every if o is not segment))
 
     return tuple(_map(operations, lambda s: _keep(s, needed(s))))
 
@@ -316,7 +293,7 @@ def _donate(
         if isinstance(w, Room | Stack)
     }
     top = [o for o in operations if isinstance(o, Segment)]
-    kept = set().union(*(_reads(o) for o in every if o not in top))
+    kept = set().union(*(o.reads for o in every if o not in top))
     last = {v: s for s in top for v in s.reads}
     passed = {after for _, after in plan.graph.carry} | {m.inner for m in plan.graph.metrics}
 

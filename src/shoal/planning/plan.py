@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +50,11 @@ class Plan:
     def lowered(self) -> dict[str, Any]:
         """The programs of fragments that this process has run, for the next run of this plan."""
         return {}
+
+    @cached_property
+    def over_processes(self) -> Plan:
+        """The same plan with a process for each replica of those that agree."""
+        return replace(self, apart=True)
 
     @property
     def graph(self) -> Graph:

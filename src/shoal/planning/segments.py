@@ -75,6 +75,18 @@ class Turns:
     carries: tuple[Carry, ...]
     body: tuple[Operation, ...]
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it reads itself; what its body reads is the body's."""
+        firsts = [name for c in self.carries for name in (c.first, c.after)]
+        return (*firsts, *(first for first, _ in self.renames))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """What it makes itself."""
+        made = [name for c in self.carries for name in (c.before, c.final)]
+        return (*made, *(name for _, name in self.renames), self.index)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -83,6 +95,16 @@ class Move:
     channel: str
     takes: bool
     values: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What is put."""
+        return () if self.takes else self.values
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """What is taken."""
+        return self.values if self.takes else ()
 
 
 @dataclass(frozen=True, slots=True)

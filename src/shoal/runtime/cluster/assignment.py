@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import cloudpickle
+import jax
 
 from shoal.planning.plan import Plan, WorkerId
-from shoal.planning.segments import Program
+from shoal.planning.segments import HostCall, Program, walk
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
-from shoal.runtime.cluster.retrace import Loop, environment
 from shoal.runtime.cluster.user_modules import Source, own_modules
 from shoal.runtime.cluster.worker_config import Group, ProcessSpec, WorkerConfig
-from shoal.runtime.execution.local_run import lagged, make_plain_crew
+from shoal.runtime.execution.executors import make_spec
+from shoal.runtime.execution.exporting import ExportedFragment, export_fragment
+from shoal.runtime.execution.fragment import FragmentSpec
+from shoal.runtime.execution.local_run import lagged
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.net.remote_channels import RemoteChannels
 from shoal.runtime.net.wiring import WorkerMap
@@ -24,12 +28,10 @@ SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who
 
 
 class ProcessAssignment:
-    """Who gets which orders."""
+    """Assigns endpoints to processes."""
 
-    def __init__(
-        self, plan: Plan, programs: Mapping[str, Program], drawn: str, start: Snapshot
-    ) -> None:
-        self._plan, self._programs, self._print, self._start = plan, programs, drawn, start
+    def __init__(self, plan: Plan, programs: Mapping[str, Program], start: Snapshot) -> None:
+        self._plan, self._programs, self._start = plan, programs, start
 
     @cached_property
     def crowd(self) -> WorkerMap:
@@ -53,12 +55,8 @@ class ProcessAssignment:
         meetings: Sequence[str],
     ) -> list[ProcessSpec]:
         """One for each process; replicas that run as one program meet at their first's address."""
-        plan, graph = self._plan, self._plan.graph
-        origin = graph.origin
-        loop = cloudpickle.dumps(
-            Loop(origin.algorithm, origin.env, graph.envs, plan.distribution, plan.cluster)
-        )
-        crews = {f: make_plain_crew(plan, p) for f, p in self._programs.items() if not p.compiles}
+        plan = self._plan
+        fragments = {f: self._fragment(program) for f, program in self._programs.items()}
         served = {f: plan.distribution.clients(f) for f in self._programs}
         common = {
             "rings": rings, "board": board,
@@ -66,13 +64,12 @@ class ProcessAssignment:
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in board.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
-            "print": self._print, "lines": lines,
+            "lines": lines,
         }  # fmt: skip
         orders = [
             WorkerConfig(
                 seats=held,
-                crews={f: crews[f] for f, _ in held if f in crews},
-                loop=loop if any(f not in crews for f, _ in held) else b"",
+                fragments={f: fragments[f] for f, _ in held},
                 spin=SPIN,
                 number=number,
                 group=self._group(held, meetings),
@@ -81,6 +78,10 @@ class ProcessAssignment:
             for number, held in enumerate(self.seats)
         ]
         return [self._hire(one) for one in orders]
+
+    def _fragment(self, program: Program) -> ExportedFragment | FragmentSpec:
+        spec = make_spec(self._plan, program)
+        return export_fragment(self._plan, spec) if program.compiles else spec
 
     def _hire(self, orders: WorkerConfig) -> ProcessSpec:
         """A process with its orders, and the modules of the user's that these may speak of."""
@@ -93,9 +94,14 @@ class ProcessAssignment:
             on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
             variables=self._variables(held),
             path=tuple(sys.path),
-            modules=self._modules,
+            modules=self._modules if self._runs_python(held) else {},
             orders=cloudpickle.dumps(orders),
         )
+
+    def _runs_python(self, held: tuple[WorkerId, ...]) -> bool:
+        """Whether a process runs host stages, whose Python is the user's."""
+        every = [op for f, _ in held for op in walk(self._programs[f].operations)]
+        return any(isinstance(op, HostCall) for op in every)
 
     @cached_property
     def _modules(self) -> dict[str, Source]:
@@ -136,3 +142,16 @@ class ProcessAssignment:
                 first = self.crowd.ends[fragment][0]
                 return Group(meetings[first], self._plan.workers(fragment), worker)
         return None
+
+
+def environment(kinds: Mapping[str, int]) -> dict[str, str]:
+    """Environment variables of a compiled worker: devices of these kinds and no others."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    own = [f for f in flags if "host_platform_device_count" not in f]
+    found = {"XLA_FLAGS": " ".join(own), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if not kinds.get("gpu"):
+        found["JAX_PLATFORMS"] = "cpu"
+    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
+        if (value := getattr(jax.config, name)) is not None:
+            found[name.upper()] = str(value)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Never
 
 import jax
@@ -37,11 +36,11 @@ class ProcessRun:
     """A run of a plan by workers in processes of their own, on any hosts."""
 
     def __init__(self, plan: Plan, programs: list[Program], start: Snapshot, sites: Hosts) -> None:
-        self._plan = replace(plan, apart=True)
+        self._plan = plan.over_processes
         self._programs = {p.fragment: p for p in programs}
         self._start, self._sites = start, sites
         self._collector = Collector(self._plan, programs, start.tick)
-        self._hiring = ProcessAssignment(self._plan, self._programs, str(plan), start)
+        self._hiring = ProcessAssignment(self._plan, self._programs, start)
         crowd = self._hiring.crowd
         self._roster = ReplicaSet(self._plan, self._hiring.seats)
         if sites.grows:  # all that there is ever room for, unless somebody says otherwise

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -345,9 +344,9 @@ def _told(wanted: Sequence[Wanted]) -> str:
 
 def check_fits(plan: Plan) -> Plan:
     """Check that the cluster has room for a plan's workers, as far as can be known beforehand."""
-    apart = replace(plan, apart=True)
+    apart = plan.over_processes
     programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
-    hiring = ProcessAssignment(apart, programs, "", Snapshot(0, {}))
+    hiring = ProcessAssignment(apart, programs, Snapshot(0, {}))
     there = ReplicaSet(apart, hiring.seats).present
     hosts = Counter(hiring.crowd.hosts[number] for number in there)
     check_room([Wanted(h, n, 0, False) for h, n in hosts.items()], _nodes())  # noqa: FBT003

@@ -1,18 +1,22 @@
-"""What a worker process is told when it starts, as plain data."""
+"""What a worker process gets when it starts, as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shoal.planning.plan import WorkerId
 from shoal.planning.policy import Serve
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
-from shoal.runtime.execution.host_executor import HostExecutor
+from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.replica_runner import Lagged
 from shoal.runtime.net.remote_channels import RemoteChannels
+
+if TYPE_CHECKING:  # it loads JAX, which only compiled workers need
+    from shoal.runtime.execution.exporting import ExportedFragment
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,10 @@ class Group:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Which ends a process turns, where their channels lie, and how it is to behave.
-
-    A fragment that is compiled comes as `loop`, the algorithm to trace again; one that isn't comes
-    as its crew, ready to work.
-    """
+    """Which endpoints a process runs, where their channels lie, and how it is to behave."""
 
     seats: tuple[WorkerId, ...]
+    fragments: Mapping[str, ExportedFragment | FragmentSpec]  # exported if any of it is compiled
     rings: Rings
     board: ControlLayout
     ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
@@ -40,9 +41,6 @@ class WorkerConfig:
     first: int  # the tick that the run goes on from
     past: tuple[str, ...]  # older versions that are there, for readers that lag
     serve: Mapping[str, Serve]
-    crews: Mapping[str, HostExecutor]
-    loop: bytes
-    print: str  # what the plan must look like when it is drawn again
     spin: float
     number: int  # which of all workers it is
     lines: RemoteChannels | None = None  # channels between hosts

@@ -31,6 +31,7 @@ from shoal.runtime.cluster.control_block import (
 )
 from shoal.runtime.cluster.user_modules import Modules
 from shoal.runtime.cluster.worker_config import WorkerConfig
+from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
 from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Metrics, ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler, Stopped
 from shoal.runtime.execution.snapshot import Snapshot
@@ -241,21 +242,47 @@ class WorkerSetup:
 
     def teams(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
         """The number, team and workers of each seat."""
-        crews: Mapping[str, Any] = dict(self._orders.crews)
-        compiled = [f for f, _ in self._orders.seats if f not in crews]
-        if compiled:
-            from shoal.runtime.cluster.retrace import rebuilt_crews
+        fragments = self._orders.fragments
+        if not all(isinstance(fragment, FragmentSpec) for fragment in fragments.values()):
+            self._start_jax()
+        return [
+            self._team(seat, self._executor(seat), self._channels) for seat in self._orders.seats
+        ]
 
-            crews = {**crews, **rebuilt_crews(self._orders, compiled)}
-        return [self._team(seat, crews[seat[0]], self._channels) for seat in self._orders.seats]
+    def _executor(self, seat: WorkerId) -> Any:
+        """What runs the endpoints of a seat."""
+        fragment = self._orders.fragments[seat[0]]
+        if isinstance(fragment, FragmentSpec):
+            return HostExecutor(fragment)
+        from shoal.runtime.execution.compiled_executor import CompiledExecutor
+        from shoal.runtime.execution.exporting import ExportedSegments
+
+        return CompiledExecutor(fragment.spec, ExportedSegments(fragment, seat[1]))
+
+    def _start_jax(self) -> None:
+        """Set JAX up for one CPU device, and join those that run one program together."""
+        import jax
+
+        from shoal.runtime.cluster.machine import check_port
+
+        jax.config.update("jax_num_cpu_devices", 1)
+        group = self._orders.group
+        if group is None:
+            return
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        if group.index == 0:
+            check_port(group.address)
+        jax.distributed.initialize(
+            group.address, group.processes, group.index, coordinator_bind_address=group.address
+        )
 
     def _team(
-        self, seat: WorkerId, crew: Any, channels: Mapping[str, Channel]
+        self, seat: WorkerId, executor: Any, channels: Mapping[str, Channel]
     ) -> tuple[int, Scheduler, list[ReplicaRunner]]:
         fragment, _ = seat
         number = self._orders.board.teams.index(seat)
         ends = [e for e, team in enumerate(self._orders.ends[fragment]) if team == number]
-        workers = [ReplicaRunner(crew, end, self._start, channels, self._desk) for end in ends]
+        workers = [ReplicaRunner(executor, end, self._start, channels, self._desk) for end in ends]
         for line in self._orders.lagged:
             if line.writer == fragment:
                 for worker in workers:
@@ -265,7 +292,7 @@ class WorkerSetup:
                 worker.go_on(self._at[worker.replica], self._snapped)
         bell = self._bell(number)
         serve = self._orders.serve.get(fragment)
-        many = crew.run_many if serve else None
+        many = executor.run_many if serve else None
         team = Scheduler(workers, channels, bell, serve, many)
         return number, team.tells(partial(self._tell, number)), workers
 

@@ -19,8 +19,9 @@ from shoal.planning.plan import Plan
 from shoal.runtime.channels.channel import Channel, Message, Receive, Taken
 from shoal.runtime.channels.in_process import InProcessChannel
 from shoal.runtime.execution.compiled_executor import CompiledExecutor, raw
+from shoal.runtime.execution.executors import make_executor
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.local_run import LocalRun, make_crew
+from shoal.runtime.execution.local_run import LocalRun
 from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.replica_runner import ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler
@@ -183,7 +184,7 @@ def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
     rows = list(_messages(path, told))
     values = rows.pop(0)[1].message
     program = write_program(plan, told["reader"])
-    crew = make_crew(plan, program)
+    crew = make_executor(plan, program)
     collector = Collector(plan, [program])
     channels = _channels(plan, rows)
     ends = range(plan.ends(program.fragment))

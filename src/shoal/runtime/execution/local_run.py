@@ -11,17 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shoal.planning.channel_specs import make_cell, make_channel_specs
+from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.policy import lag_of
 from shoal.planning.segments import Program
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.in_process import InProcessChannel, make_channels
 from shoal.runtime.debug.blame import bad_metrics, not_finite
-from shoal.runtime.execution.compiled_executor import CompiledExecutor, make_tasks, wrapped
-from shoal.runtime.execution.host_executor import HostExecutor
+from shoal.runtime.execution.compiled_executor import CompiledExecutor, wrapped
+from shoal.runtime.execution.executors import Executor, make_executor
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.lowering import Lowering, lowering_of
 from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.replica_runner import Lagged, ReplicaRunner, Runs
 from shoal.runtime.execution.scheduler import Scheduler
@@ -34,20 +33,6 @@ from shoal.runtime.execution.snapshot import (
     value_of,
 )
 from shoal.runtime.execution.threads import Threads, ThreadWaker
-
-
-def make_crew(plan: Plan, program: Program) -> CompiledExecutor | HostExecutor:
-    """What the ends of a fragment share."""
-    return CompiledExecutor(plan, program) if program.compiles else make_plain_crew(plan, program)
-
-
-def make_plain_crew(plan: Plan, program: Program) -> HostExecutor:
-    """What the ends of a fragment share that has no compiled segments."""
-    fragment = program.fragment
-    tasks = make_tasks(lowering_of(plan, fragment), program)
-    cells = {name: make_cell(value) for name, value in plan.graph.values.items()}
-    ends = plan.ends(fragment)
-    return HostExecutor(program, tasks, cells, ends, plan.graph.envs // ends, fragment in plan.free)
 
 
 def lagged(plan: Plan) -> Iterator[Lagged]:
@@ -74,7 +59,7 @@ class LocalRun:
         wrap: Callable[[str, InProcessChannel], Channel] = lambda name, channel: channel,
     ) -> None:
         self._plan, self._start = plan, start
-        self._crews = {p.fragment: make_crew(plan, p) for p in programs}
+        self._crews = {p.fragment: make_executor(plan, p) for p in programs}
         self._lines = make_channels(
             make_channel_specs(plan), {name: _arrays(crew) for name, crew in self._crews.items()}
         )
@@ -195,9 +180,11 @@ class LocalRun:
         return wrapped(x) if is_raw else x
 
 
-def _arrays(crew: CompiledExecutor | HostExecutor) -> Lowering | None:
-    """Where a crew wants its messages: on its devices, or in NumPy."""
-    return crew.lowering if isinstance(crew, CompiledExecutor) and not crew.is_served else None
+def _arrays(crew: Executor) -> Any:
+    """Where an executor wants its messages: on its devices, or in NumPy."""
+    if isinstance(crew, CompiledExecutor) and not crew.spec.is_served:
+        return crew.segments
+    return None
 
 
 def _newest(worker: ReplicaRunner) -> Share:
@@ -207,13 +194,13 @@ def _newest(worker: ReplicaRunner) -> Share:
 
 def make_team(
     plan: Plan,
-    crew: CompiledExecutor | HostExecutor,
+    crew: Executor,
     workers: list[ReplicaRunner],
     channels: Mapping[str, Channel],
     bell: Waker | None,
 ) -> Scheduler:
     """The team of one of a fragment's workers."""
-    clients = plan.distribution.clients(crew.program.fragment)
+    clients = plan.distribution.clients(crew.spec.name)
     if clients is None:
         return Scheduler(workers, channels, bell)
     assert isinstance(crew, CompiledExecutor)

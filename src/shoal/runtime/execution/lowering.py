@@ -12,7 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.random import key_data, wrap_key_data
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import shoal.runtime.execution.threefry  # noqa: F401  registers a faster lowering
 from shoal.errors import CutError, ShoalError, first_line
@@ -94,14 +95,14 @@ class Lowering:
     @cached_property
     def devices(self) -> list[Any]:
         """The JAX devices of the fragment's replicas, each once."""
-        if self.is_apart:
-            return jax.devices()
         places = dict.fromkeys(p.device for p in self.plan.places[self.fragment])
         return [jax.devices(d.kind)[d.index] for d in places]
 
     @cached_property
-    def mesh(self) -> Mesh | None:
-        """The devices that one program spans, if it spans several."""
+    def mesh(self) -> Any:
+        """The devices that one program spans, if several; abstract where they are of processes."""
+        if self.is_apart:
+            return AbstractMesh((self.replicas,), (DEVICES,))
         count = math.gcd(len(self.devices), self.replicas)
         return (
             Mesh(np.array(self.devices[:count]), (DEVICES,))
@@ -119,39 +120,8 @@ class Lowering:
         """Whether replicas that run as one program do so in a process each."""
         return self.plan.apart and self.one_program
 
-    @cached_property
-    def local(self) -> Any:
-        """The device that an end of this process runs on."""
-        return jax.local_devices()[0] if self.is_apart else self.devices[0]
-
-    def whole(self, x: Any, lay: Lay) -> Any:
-        """What one process holds as its part of an array over all of them."""
-        if lay is None and isinstance(x, np.ndarray | np.generic):
-            return x  # the same everywhere
-        x = jax.device_put(x, self.local)
-        x = x[None] if lay == PART else x
-        axis = 0 if lay == PART else lay
-        shape = list(x.shape)
-        if axis is not None:
-            shape[axis] *= self.replicas
-        sharding = NamedSharding(self.devices_mesh, spec(lay))
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, [x])
-
-    def part(self, x: Any, lay: Lay) -> Any:
-        """What this process holds of an array over all of them."""
-        mine = x.addressable_data(0)
-        return mine[0] if lay == PART else mine
-
-    @property
-    def devices_mesh(self) -> Mesh:
-        """The mesh of a program that spans several devices."""
-        assert self.mesh is not None
-        return self.mesh
-
     def sharding(self, value: str, endpoint: int) -> Any:
         """Where a value lives when this fragment holds it."""
-        if self.is_apart:
-            return SingleDeviceSharding(self.local)
         if self.mesh is None:
             device = self.plan.place_of(self.fragment, endpoint).device
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])
@@ -169,30 +139,51 @@ class Lowering:
         return self.compiled[segment]
 
     def _compile(self, segment: Segment) -> Compiled:
-        donated = tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
+        return Compiled(self, self.function(segment), donated(segment))
+
+    def compile_batch(self, segment: Segment, size: int) -> Callable[..., Any]:
+        """A segment as a jitted function of what it reads, for `size` endpoints at once."""
+        if (segment, size) not in self.compiled:
+            batch = self.batch(size)
+            self.compiled[segment, size] = batch.jit(batch.work(segment), ())
+        return self.compiled[segment, size]
+
+    def batch(self, size: int) -> Lowering:
+        """The same for the rows of `size` endpoints of a server."""
+        rows = self.plan.graph.envs // self.plan.ends(self.fragment)
+        return Lowering(self.plan, self.fragment, size * rows)
+
+    def function(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
+        """A segment as a function of its endpoint's first environment and of what it reads."""
         ins, outs = self.lays(segment.reads), self.lays(segment.writes)
 
-        def work(first: First, *args: Any) -> tuple[Any, ...]:
+        def function(first: First, *args: Any) -> tuple[Any, ...]:
             return self.spread(self.work(segment, first), ins, outs)(*args)
 
-        return Compiled(self, work, donated)
+        return function
 
     def work(self, segment: Segment, first: First = None) -> Callable[..., tuple[Any, ...]]:
-        """A segment as a function of what it reads, for one replica."""
+        """A segment as a function of what it reads, for one replica; of keys, their data."""
+        keys = [self.is_key(name) for name in segment.reads]
 
         def work(*args: Any) -> tuple[Any, ...]:
-            env = dict(zip(segment.reads, args, strict=True))
+            given = (wrap_key_data(x) if k else x for x, k in zip(args, keys, strict=True))
+            env = dict(zip(segment.reads, given, strict=True))
             self.run(segment.work, env, first)
             return tuple(
-                jnp.zeros(()) if env[name] is None else env[name] for name in segment.writes
+                jnp.zeros(()) if env[n] is None else key_data(env[n]) if self.is_key(n) else env[n]
+                for n in segment.writes
             )
 
         return work
 
+    def is_key(self, name: str) -> bool:
+        """Whether a value holds random keys."""
+        return name in self.graph.values and self.graph.values[name].dtype.startswith("key<")
+
     def jit(self, work: Callable[..., Any], donated: Iterable[int]) -> Callable[..., Any]:
         """Compile for the fragment's devices."""
-        on_cpu = all(d.platform == "cpu" for d in self.devices)
-        options = CPU_OPTIONS if on_cpu else None
+        options = compiler_options(d.platform for d in self.devices)
         return jax.jit(work, donate_argnums=tuple(donated), compiler_options=options)
 
     def spread(
@@ -300,7 +291,7 @@ class Lowering:
         return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
 
     def in_one(self, name: str) -> Value:
-        """The spec of a value as one end holds it: of all replicas if they run as one program."""
+        """The spec of a value as one endpoint holds it: of all replicas if they are one program."""
         value, mine = self.graph.values[name], self.on_share(name)
         if not self.one_program or self.is_apart:
             return mine
@@ -342,6 +333,16 @@ class Lowering:
         return self.fragment in self.plan.sites.holders(value, self.plan.homes)
 
 
+def compiler_options(platforms: Iterable[str]) -> dict[str, Any] | None:
+    """Options of XLA for programs that run on these platforms."""
+    return CPU_OPTIONS if set(platforms) == {"cpu"} else None
+
+
+def donated(segment: Segment) -> tuple[int, ...]:
+    """Which of a segment's arguments it may write over."""
+    return tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
+
+
 def lowering_of(plan: Plan, fragment: str) -> Lowering:
     """How a fragment becomes XLA programs, which all runs of a plan in this process share."""
     return plan.lowered.setdefault(fragment, Lowering(plan, fragment))
@@ -352,7 +353,7 @@ def refused_as_cut(node: Node, fragment: str) -> Iterator[None]:
     """What goes wrong in deriving a replica's program, as a cut that can't be made."""
     try:
         yield
-    except (ShoalError, _NumberAskedError):
+    except (ShoalError, NumberAskedError):
         raise
     except Exception as error:
         raise CutError(
@@ -363,8 +364,8 @@ def refused_as_cut(node: Node, fragment: str) -> Iterator[None]:
         ) from error
 
 
-class _NumberAskedError(Exception):
-    """A program needs to know which environments it is for."""
+class NumberAskedError(Exception):
+    """A segment needs to know which environments it is for."""
 
 
 class Compiled:
@@ -387,7 +388,7 @@ class Compiled:
         if not self._numbered:
             try:
                 return self.jitted(*args)
-            except _NumberAskedError:
+            except NumberAskedError:
                 self._numbered = True
         return self._told(np.int32(end * self._lowering.share_rows), *args)
 
@@ -395,7 +396,7 @@ class Compiled:
 def _told(first: First) -> Callable[[], Any]:
     def number() -> Any:
         if first is None:
-            raise _NumberAskedError
+            raise NumberAskedError
         return first
 
     return number

@@ -20,7 +20,6 @@ from shoal.planning.segments import (
     HostCall,
     Move,
     Operation,
-    Program,
     Room,
     Segment,
     Slice,
@@ -29,6 +28,7 @@ from shoal.planning.segments import (
 )
 from shoal.runtime.channels.channel import Channel, Message
 from shoal.runtime.channels.flow_control import NEVER, Turn
+from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.snapshot import Share, Snapshot, past_name
 from shoal.tracing.hosting import Task
@@ -58,60 +58,30 @@ class Lagged:
 
 
 class FragmentExecutor(Protocol):
-    """What all ends of one fragment share: its program, and the means to run it."""
+    """What all endpoints of one fragment share: its data, and the means to run it."""
 
     @property
-    def program(self) -> Program:
-        """What it does in a tick."""
-        ...
-
-    @property
-    def tasks(self) -> Mapping[str, Task]:
-        """Its host stages."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """Environments of each end."""
-        ...
-
-    @property
-    def is_served(self) -> bool:
-        """Whether segments of several ends run together."""
-        ...
-
-    @property
-    def is_free(self) -> bool:
-        """Whether its ends turn at their own pace."""
-        ...
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether copies are kept of what its ends carry."""
+    def spec(self) -> FragmentSpec:
+        """The fragment's program, host stages and values."""
         ...
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
-        """What a segment makes of what one end has read."""
+        """What a segment makes of what one endpoint has read."""
         ...
 
-    def share(self, name: str, x: Any, end: int) -> Any:
-        """An end's own rows of a value that all carry together, in memory of its own."""
-        ...
+    def share(self, name: str, x: Any, end: int, *, is_owned: bool) -> Any:
+        """An endpoint's own rows of a value that all carry together, in memory of its own.
 
-    def is_alone(self, name: str) -> bool:
-        """Whether a carried value is one end's alone, as it lies."""
+        An owned value may be used up.
+        """
         ...
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
-        """A message in memory of the crew's own, where its segments want it."""
+        """A message in memory of the executor's own, where its segments want it."""
         ...
 
     def copy(self, x: Any) -> Any:
         """A copy that nothing else changes."""
-        ...
-
-    def room(self, name: str) -> np.ndarray:
-        """An array to be filled, turn by turn."""
         ...
 
 
@@ -153,13 +123,13 @@ class ReplicaRunner:
 
     def __init__(
         self,
-        crew: FragmentExecutor,
+        executor: FragmentExecutor,
         end: int,
         start: Snapshot,
         channels: Mapping[str, Channel],
         desk: Reporter,
     ) -> None:
-        self.replica: Replica = (crew.program.fragment, end)
+        self.replica: Replica = (executor.spec.name, end)
         self.tick = start.tick
         self.broken = False
         self.kept: deque[Share] = deque(maxlen=KEPT)
@@ -167,10 +137,13 @@ class ReplicaRunner:
         self._lags: dict[int, int] = {}  # by source, the largest of a tick
         self._sent: dict[str, tuple[Lagged, deque[Message]]] = {}
         self._version = NEVER
-        self._crew, self._channels, self._desk = crew, channels, desk
-        held = [before for before, _ in crew.program.carry] + list(crew.program.constants)
-        self._env = {name: self._share(name, start.values[name]) for name in held}
-        if not crew.is_copied:
+        self._executor, self._channels, self._desk = executor, channels, desk
+        program, is_owned = executor.spec.program, start.is_owned and not executor.spec.is_copied
+        held = [before for before, _ in program.carry] + list(program.constants)
+        self._env = {
+            name: executor.share(name, start.values[name], end, is_owned=is_owned) for name in held
+        }
+        if not executor.spec.is_copied:
             self._start = start.without(start.values)
 
     def go_on(self, tick: int, snapped: int) -> None:
@@ -180,18 +153,12 @@ class ReplicaRunner:
     @property
     def is_free(self) -> bool:
         """Whether this end turns at its own pace."""
-        return self._crew.is_free
+        return self._executor.spec.is_free
 
     @property
     def carried(self) -> dict[str, Any]:
         """What this end carries between ticks."""
-        return {before: self._env[before] for before, _ in self._crew.program.carry}
-
-    def _share(self, name: str, x: Any) -> Any:
-        """This end's rows of what it starts from, used up where it may be."""
-        if self._start.is_owned and not self._crew.is_copied and self._crew.is_alone(name):
-            return x
-        return self._crew.share(name, x, self.replica[1])
+        return {before: self._env[before] for before, _ in self._executor.spec.program.carry}
 
     def prime(self, line: Lagged) -> None:
         """Send what a lagged reader sees before the first tick.
@@ -202,10 +169,13 @@ class ReplicaRunner:
         for age in range(line.lag, 0, -1):
             names = {v: past_name(line.reader, v, age) for v in line.values}
             known = names.items() if set(names.values()) <= self._start.past.keys() else ()
-            past = {v: self._crew.share(v, self._start.past[n], self.replica[1]) for v, n in known}
+            past = {v: self._past_share(v, n) for v, n in known}
             # Nothing is older than the first tick of all.
             self._version = -min(age, self._start.tick) if known else 0
             self._send(line.channel, past or {v: self._env[v] for v in line.values})
+
+    def _past_share(self, value: str, name: str) -> Any:
+        return self._executor.share(value, self._start.past[name], self.replica[1], is_owned=False)
 
     @property
     def past(self) -> dict[str, Any]:
@@ -240,11 +210,11 @@ class ReplicaRunner:
 
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Turn ticks up to the limit; every move is announced before it is made."""
-        program = self._crew.program
+        program = self._executor.spec.program
         while limit.may_turn() if self.is_free else limit.may_start(self.tick):
             self._answer(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
-            if due and self._crew.is_copied:
+            if due and self._executor.spec.is_copied:
                 self._desk.keep(self)
             self._version = NEVER if self.is_free else self._turn_number
             self._lags.clear()
@@ -257,7 +227,7 @@ class ReplicaRunner:
             self.broken = False
 
     def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
-        env, crew = self._env, self._crew
+        env, executor = self._env, self._executor
         for operation in operations:
             if isinstance(operation, Move):
                 yield Wants(operation.channel, operation.takes, self._turn_number)
@@ -265,10 +235,10 @@ class ReplicaRunner:
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
-                    if crew.is_served:
+                    if executor.spec.is_served:
                         results = yield Runs(operation, args)
                     else:
-                        results = crew.run(operation, self.replica[1], args)
+                        results = executor.run(operation, self.replica[1], args)
                     env.update(zip(writes, results, strict=True))
                 case Move(channel, takes, values):
                     if takes:
@@ -280,10 +250,10 @@ class ReplicaRunner:
                 case Turns():
                     yield from self._turn(operation)
                 case HostCall(node):
-                    self._call(crew.tasks[node])
+                    self._call(self._executor.spec.tasks[node])
 
     def _take(self, channel: str) -> None:
-        receive = partial(self._crew.receive, channel)
+        receive = partial(self._executor.receive, channel)
         turn = self._turn_number
         taken = self._channels[channel].take(self.replica[1], turn, receive)
         self._env.update(taken.message)
@@ -308,7 +278,7 @@ class ReplicaRunner:
 
     def share(self) -> Share:
         """A copy of what this end carries, and what it sent to lagged readers."""
-        carried = {name: self._crew.copy(x) for name, x in self.carried.items()}
+        carried = {name: self._executor.copy(x) for name, x in self.carried.items()}
         return Share(self.tick, carried, self.past, self.under_way or 0)
 
     def handed_over(self) -> Share:
@@ -332,7 +302,7 @@ class ReplicaRunner:
                 case Slice(outer, inner, index):
                     env[inner] = np.asarray(env[outer])[env[index]]
                 case Room(outer):
-                    env[outer] = self._crew.room(outer)
+                    env[outer] = self._executor.spec.room(outer)
                 case Stack(inner, outer, index):
                     env[outer][env[index]] = env[inner]
                 case Alias(value, name):
@@ -342,7 +312,7 @@ class ReplicaRunner:
         try:
             task.run(self._env)
         except RowError as error:
-            row = self.replica[1] * self._crew.rows + error.row
+            row = self.replica[1] * self._executor.spec.rows + error.row
             told = f"{type(error.cause).__name__}: {error.cause}" if error.cause else error.what
             place = user_place(error.cause) if error.cause else ""
             raise self._failed(task, f", environment {row},", told, place) from error

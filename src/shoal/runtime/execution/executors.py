@@ -1,0 +1,93 @@
+"""From a plan to what runs its fragments: their data, and executors of this process."""
+
+from __future__ import annotations
+
+import jax
+
+from shoal.graph.ir import Stage
+from shoal.graph.layout import Sharded
+from shoal.planning.channel_specs import ArraySpec, make_cell
+from shoal.planning.plan import Plan
+from shoal.planning.segments import Hand, HostCall, Program, Room, walk
+from shoal.runtime.execution.compiled_executor import CompiledExecutor
+from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
+from shoal.runtime.execution.lowering import Lowering, lowering_of
+from shoal.tracing.hosting import Task
+from shoal.tracing.interpret import host_task
+
+Executor = CompiledExecutor | HostExecutor
+
+
+def make_executor(plan: Plan, program: Program) -> Executor:
+    """What runs a fragment's endpoints in this process."""
+    spec = make_spec(plan, program)
+    if not program.compiles:
+        return HostExecutor(spec)
+    return CompiledExecutor(spec, lowering_of(plan, program.fragment))
+
+
+def make_spec(plan: Plan, program: Program) -> FragmentSpec:
+    """What all endpoints of a fragment share."""
+    fragment, lowering = program.fragment, lowering_of(plan, program.fragment)
+    ends, is_served = plan.ends(fragment), plan.distribution.clients(fragment) is not None
+    return FragmentSpec(
+        program,
+        _tasks(lowering, program),
+        dict(_cells(lowering, program)),
+        _batch_axes(lowering, program) if is_served else {},
+        ends,
+        len(plan.ends_of(fragment, 0)),
+        plan.graph.envs // ends,
+        is_free=fragment in plan.free,
+        is_served=is_served,
+        is_copied=plan.is_copied or not program.compiles,
+        alone=_alone(plan, lowering),
+    )
+
+
+def _tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
+    """The host stages of a program, as calls with as many environments as an endpoint holds."""
+    together = lowering.one_program and not lowering.is_apart
+    rows = lowering.graph.envs if together else lowering.share_rows
+    found = {}
+    for name in (op.node for op in walk(program.operations) if isinstance(op, HostCall)):
+        node = lowering.nodes[name]
+        assert isinstance(node, Stage)
+        found[name] = host_task(node, rows)
+    return found
+
+
+def _cells(lowering: Lowering, program: Program) -> dict[str, ArraySpec]:
+    """The values that an endpoint starts from, makes room for, or gets from host stages."""
+    names = [before for before, _ in program.carry] + list(program.constants)
+    for op in walk(program.operations):
+        match op:
+            case HostCall():
+                names += op.writes
+            case Hand(work):
+                names += [item.outer for item in work if isinstance(item, Room)]
+            case _:
+                pass
+    return {name: make_cell(lowering.in_one(name)) for name in names}
+
+
+def _batch_axes(lowering: Lowering, program: Program) -> dict[str, int]:
+    """Along which axis each value has rows, if it has any."""
+    values = lowering.graph.values
+    every = walk(program.operations)
+    names = {name for op in every for name in (*op.reads, *op.writes) if name in values}
+    layouts = {name: lowering.layout(name) for name in names}
+    return {name: at.axis for name, at in layouts.items() if isinstance(at, Sharded)}
+
+
+def _alone(plan: Plan, lowering: Lowering) -> frozenset[str]:
+    """Carried values that one endpoint alone holds, where a run's start lies too."""
+    fragment = lowering.fragment
+    if lowering.mesh is not None or plan.ends(fragment) > 1:
+        return frozenset()
+    if lowering.devices[0] != jax.devices()[0]:
+        return frozenset()
+    return frozenset(
+        before for before, after in plan.graph.carry
+        if before != after and plan.sites.holders(after, plan.homes) == {fragment}
+    )  # fmt: skip

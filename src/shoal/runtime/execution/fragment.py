@@ -1,0 +1,77 @@
+"""What all endpoints of a fragment share, as plain data; and how those without JAX run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.planning.channel_specs import ArraySpec
+from shoal.planning.segments import Program, Segment
+from shoal.runtime.channels.channel import Message
+from shoal.runtime.channels.flow_control import Turn
+from shoal.tracing.hosting import Task
+
+
+@dataclass(frozen=True)
+class FragmentSpec:
+    """A fragment as its endpoints see it: its program, its host stages and its values.
+
+    `cells` says how each value lies in one endpoint's memory. `batch_axes` are the axes along
+    which a server joins the values of several endpoints.
+    """
+
+    program: Program
+    tasks: Mapping[str, Task]
+    cells: Mapping[str, ArraySpec]
+    batch_axes: Mapping[str, int]
+    ends: int
+    ends_per_worker: int
+    rows: int  # environments of each endpoint
+    is_free: bool
+    is_served: bool
+    is_copied: bool
+    alone: frozenset[str] = field(default=frozenset())  # carried values that no other holds
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self.program.fragment
+
+    def rows_of(self, name: str, x: Any, end: int) -> Any:
+        """An endpoint's own rows of a value that holds those of all environments."""
+        axis = self.cells[name].axis
+        if axis is None or self.ends == 1:
+            return x
+        rows = x.shape[axis] // self.ends
+        return x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)]
+
+    def room(self, name: str) -> np.ndarray:
+        """An array to be filled, turn by turn."""
+        cell = self.cells[name]
+        return np.empty(cell.shape, cell.dtype)
+
+
+@dataclass(frozen=True)
+class HostExecutor:
+    """Runs a fragment of host stages alone, in NumPy and without JAX."""
+
+    spec: FragmentSpec
+
+    def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
+        """Nothing of it is compiled."""
+        raise AssertionError(f"{self.spec.name} has a segment")
+
+    def share(self, name: str, x: Any, end: int, *, is_owned: bool) -> Any:
+        """An endpoint's own rows of a carried value, in memory of its own."""
+        return np.array(self.spec.rows_of(name, x, end))
+
+    def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        """A copy of a message."""
+        return {name: np.array(x) for name, x in message.items()}
+
+    def copy(self, x: Any) -> Any:
+        """A copy that nothing else changes."""
+        return np.array(x)
