@@ -4,7 +4,9 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, no_gymnax, start_of
+from shoal.runtime.channels.in_process import InProcessChannel
 from shoal.runtime.debug.verify import difference
+from shoal.runtime.execution.metrics import Collector
 from shoal.runtime.run import RunCallbacks
 
 TICKS, AT = 7, 3
@@ -107,3 +109,21 @@ def test_ends_that_turn_at_their_own_pace_give_what_they_have(backend):
         shoal.run(plan, backend, ticks=10**9, watch=watch)
     assert taken[0].tick == AT
     assert shoal.run(plan, backend, ticks=AT + 3, state=taken[0]).ticks == AT + 3
+
+
+def test_what_a_tick_begins_with_sending_is_sent_before_copies_are_made(monkeypatch):
+    happened = []
+    put, keep = InProcessChannel.put, Collector.keep
+
+    def put_noted(channel, end, *args):
+        happened.append((channel.turnstile.sheet.gate.writer, "put"))
+        put(channel, end, *args)
+
+    def keep_noted(collector, worker):
+        happened.append((worker.replica[0], "keep"))
+        keep(collector, worker)
+
+    monkeypatch.setattr(InProcessChannel, "put", put_noted)
+    monkeypatch.setattr(Collector, "keep", keep_noted)
+    run("chase", "coarse, in turn", ticks=1)
+    assert [what for name, what in happened if name == "learner"][:2] == ["put", "keep"]

@@ -20,6 +20,7 @@ from shoal.planning.segments import (
     HostCall,
     Move,
     Operation,
+    Program,
     Room,
     Segment,
     Slice,
@@ -211,20 +212,32 @@ class ReplicaRunner:
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Turn ticks up to the limit; every move is announced before it is made."""
         program = self._executor.spec.program
+        first = self._first_puts(program)
         while limit.may_turn() if self.is_free else limit.may_start(self.tick):
+            self._version = NEVER if self.is_free else self._turn_number
+            self._lags.clear()
+            yield from self._run(program.operations[:first])
             self._answer(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
             if due and self._executor.spec.is_copied:
                 self._desk.keep(self)
-            self._version = NEVER if self.is_free else self._turn_number
-            self._lags.clear()
-            yield from self._run(program.operations)
+            yield from self._run(program.operations[first:])
             shown = {m: self._env[v] for m, v in program.metrics}
             self._desk.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
             self.broken = False
+
+    def _first_puts(self, program: Program) -> int:
+        """How many values a tick begins with sending: their readers needn't wait for copies.
+
+        What goes to a lagged reader is part of what is copied, so it goes later.
+        """
+        for count, op in enumerate(program.operations):
+            if not isinstance(op, Move) or op.takes or op.channel in self._sent:
+                return count
+        return len(program.operations)
 
     def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
         env, executor = self._env, self._executor
