@@ -14,6 +14,7 @@ import jax
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.algorithms.evaluated import STAGE, Evaluated
+from shoal.compile_cache import use_compile_cache
 from shoal.errors import PlaceError, SettingError, UnknownNameError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
@@ -98,6 +99,7 @@ def train(
     `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` goes on from, also
     when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
     """
+    use_compile_cache()
     job = make_job(algorithm, env, how)
     check_backend(how.get("backend", "threads"))
     distribution = beside_evaluation(job, distribute or default_distribution(job.env))
@@ -118,6 +120,7 @@ def verify(
     **how: Unpack[How],
 ) -> Verification:
     """Whether `algorithm` gives the same numbers under `distribute` as fused, after some ticks."""
+    use_compile_cache()
     job = make_job(algorithm, env, {"ticks": 3, **how})
     distribute = distribute or default_distribution(job.env)
     ensure_devices(distribute)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import jax
 
+from shoal.compile_cache import use_compile_cache
 from shoal.errors import MissingExtraError, RunError, ShoalError, UnknownNameError, user_place
 from shoal.graph.ir import Graph
 from shoal.planning.fragment_program import write_program
@@ -144,6 +145,7 @@ def run(
     is called in order as metrics arrive; what it raises stops the run. Ctrl-C and SIGTERM let
     workers end the tick they are in; the result then says by which signal it was stopped.
     """
+    use_compile_cache()
     check_backend(backend)
     start = as_snapshot(plan.graph, state)
     del state  # what is large is held once

@@ -266,6 +266,8 @@ class WorkerSetup:
         from shoal.runtime.cluster.machine import check_port
 
         jax.config.update("jax_num_cpu_devices", 1)
+        # What one worker compiles, however quickly, others load that wait for it.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         group = self._orders.group
         if group is None:
             return
