@@ -3,16 +3,19 @@
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import spaces as gymnax_spaces
 
 from shoal.caching import remembered
 from shoal.envs.environment import Transition
+from shoal.envs.later import loaded_later
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
+
+with loaded_later("seaborn", "matplotlib.pyplot"):  # they draw, and take a second to load
+    import gymnax
+    from gymnax.environments import spaces as gymnax_spaces
 
 NEVER = np.iinfo(np.int32).max // 2
 
