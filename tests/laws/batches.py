@@ -92,6 +92,9 @@ ROWS_APART = {
     "while per row": jax.vmap(
         lambda row: lax.while_loop(lambda r: jnp.abs(r).max() > 0.5, lambda r: 0.6 * r, row)
     ),
+    "every other of pairs": lambda x: jnp.tanh(
+        jnp.repeat(x, 2, axis=0) * jnp.tile(jnp.array([1.0, -0.5]), x.shape[0])[:, None]
+    )[1::2],
     "counted loop": lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) + 0.1 * i, x),
     "vmap over columns": jax.vmap(lambda column: jnp.sin(column) + 0.2, 1, 1),
     "unstacked features": lambda x: jnp.stack([x[:, i] * i for i in range(WIDE)], axis=1),

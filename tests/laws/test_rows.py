@@ -105,6 +105,12 @@ def while_small(limit):
     return run
 
 
+def each_until(s, goes_on):
+    """Every row of the first time doubled until a condition of its own holds."""
+    double = lambda x: 2 * jnp.abs(x) + 1  # noqa: E731
+    return jax.vmap(lambda x: lax.while_loop(lambda x: goes_on(s, x), double, x))(s["x"][0])
+
+
 def rows_of(x):
     return x.reshape(-1, x.shape[-1])
 
@@ -227,6 +233,23 @@ APART = {
     "tiled": lambda s: jnp.tile(s["x"], (2, 1, 2)),
     "tiled rows": lambda s: jnp.tile(s["x"], (1, 2, 1)),
     "one by one": lambda s: lax.map(jnp.sin, s["x"][0]),
+    "every other of doubled rows": lambda s: jnp.repeat(s["x"], 4, axis=1)[:, 1::2],
+    "a row of each pair of two batches": lambda s: jnp.tile(
+        jnp.repeat(s["x"], 2, axis=1), (1, 2, 1)
+    )[:, 2 * s["i"].size + 1 :: 2],
+    "each row until it is large": lambda s: each_until(s, lambda s, x: x.mean() < 2),
+    "each row and key, counted": lambda s: jax.vmap(
+        lambda x, key: lax.while_loop(
+            lambda c: (c[0] < 5) & (c[1] < 2),
+            lambda c: (c[0] + 1, c[1] + jax.random.uniform(jax.random.fold_in(key, c[0]))),
+            (0, x),
+        )[1]
+    )(s["x"][0, :, 0], s["keys"]),
+    "each until one of some limits": lambda s: jax.vmap(
+        lambda limit: lax.while_loop(
+            lambda c: c[0] < limit, lambda c: (c[0] + 1, 2 * c[1]), (0, s["x"])
+        )[1]
+    )(jnp.arange(3)),
     "a stage by row, all times": lambda s: beside(rows_of(s["x"]), other=s["w"][0]),
     "the slope of a stage": lambda s: jax.grad(lambda x: jnp.sum(beside(x, other=s["w"][0]) ** 2))(
         s["x"][0]
@@ -259,6 +282,9 @@ MIXED = {
     "padded": lambda s: jnp.pad(s["x"], ((0, 0), (1, 1), (0, 0))),
     "scan over environments": lambda s: by_turns(s["x"].swapaxes(0, 1)),
     "loop while some are small": while_small(lambda s, turn: jnp.any(turn[1] < 9)),
+    "each row until all are large": lambda s: each_until(
+        s, lambda s, x: (x + s["x"].mean()).mean() < 2
+    ),
     "choice by some": lambda s: lax.cond(jnp.any(s["x"] > 0), jnp.sin, jnp.cos, s["x"]),
     "added up at one place": lambda s: jnp.zeros(6).at[s["i"]].add(s["x"][0, :, 0]),
     "a stage that gets rows by keyword": lambda s: above_all(s["x"][0], others=s["x"][0]),

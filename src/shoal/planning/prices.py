@@ -70,12 +70,16 @@ class Prices:
         return all(not values[w].part or self.stays(w, home, homes) for w in node.writes)
 
     def stays(self, value: str, home: str, homes: Homes) -> bool:
-        """Whether a value on which replicas differ is read only at home, or to agree on it."""
+        """Whether a value on which replicas differ is read only at home, or to agree on it.
+
+        A stage per environment never agrees: it would make rows of what replicas differ on.
+        """
         if value in self.shown:
             return False
         own = {home}
         return all(
-            isinstance(n, Agree) or homes[n.name] == own for n in self.sites.readers.get(value, ())
+            isinstance(n, Agree) or (homes[n.name] == own and not _is_by_row(n))
+            for n in self.sites.readers.get(value, ())
         )
 
     @cached_property
@@ -122,6 +126,13 @@ class Prices:
             x for loop, _ in self.sites.loops for c in loop.carries for x in (c.after, c.first)
         ]
         return frozenset([*graph.outputs, *(m.inner for m in graph.metrics), *turned])
+
+
+def _is_by_row(node: Node) -> bool:
+    """Whether a node is a stage per environment, or a loop with one inside."""
+    if isinstance(node, Loop):
+        return any(map(_is_by_row, node.body.nodes))
+    return isinstance(node, Stage) and node.per == "env"
 
 
 def make_prices(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> Prices:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+from jax import lax
 from jax.extend import core as jex
 
 from shoal.graph.layout import (
@@ -193,13 +195,19 @@ class Flow:
         )
 
     def loop(self, e: Any, ins: Layouts) -> tuple[Layouts, Layout]:
-        """What a while loop carries, and how its test lies."""
+        """What a while loop carries, and how its condition lies."""
         n_test, n_body = e.params["cond_nconsts"], e.params["body_nconsts"]
         test, consts = ins[:n_test], ins[n_test : n_test + n_body]
-        carry, _ = self.settled(
-            lambda flow, carry: flow.jaxpr(e.params["body_jaxpr"], (*consts, *carry)),
-            ins[n_test + n_body :],
-        )
+        select = row_select(e)
+
+        def turn(flow: Flow, carry: Layouts) -> Layouts:
+            after = flow.jaxpr(e.params["body_jaxpr"], (*consts, *carry))
+            if select is None:
+                return after
+            goes_on = flow.jaxpr(e.params["cond_jaxpr"], (*test, *carry))
+            return flow.jaxpr(select, (*goes_on, *carry, *after))
+
+        carry, _ = self.settled(turn, ins[n_test + n_body :])
         return carry, self.jaxpr(e.params["cond_jaxpr"], (*test, *carry))[0]
 
     def diverges(self, e: Any, test: Layout) -> bool:
@@ -216,10 +224,31 @@ class Flow:
                     place_of(e),
                 )
             )
-        return True
+        # With a condition for each row, a row that is done stays as it is while others go on.
+        return not (row_select(e) and isinstance(test, Sharded))
 
 
 _SPOKEN = {"while": "lax.while_loop", "cond": "lax.cond"}
+
+
+def row_select(e: Any) -> Any:
+    """For a while loop batched over its condition: what each row takes, of the old and the new.
+
+    A jaxpr of the condition, what was carried and what the body made of it; None if there is one
+    condition for all, or `e` is no while loop.
+    """
+    if e.primitive.name != "while" or not (test := e.params["cond_jaxpr"].out_avals[0]).shape:
+        return None
+    carried = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.outvars]
+
+    def select(goes_on: Any, old: list[Any], new: list[Any]) -> list[Any]:
+        axes = range(goes_on.ndim)
+        return [
+            lax.select(lax.broadcast_in_dim(goes_on, x.shape, axes), y, x)
+            for x, y in zip(old, new, strict=True)
+        ]
+
+    return jax.make_jaxpr(select)(jax.ShapeDtypeStruct(test.shape, test.dtype), carried, carried)
 
 
 def plain_step(op: Operation) -> Step | None:

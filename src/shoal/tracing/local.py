@@ -29,7 +29,7 @@ from shoal.graph.layout import (
 )
 from shoal.tracing.agree import agree_p, gather_p, scatter_p
 from shoal.tracing.equations import CALLS, bind, inner, opened, scan_counts
-from shoal.tracing.flow import LOST, Flow, blocks_step, maps_rows, plain_step, solver
+from shoal.tracing.flow import LOST, Flow, blocks_step, maps_rows, plain_step, row_select, solver
 from shoal.tracing.rowwise import in_blocks_p
 from shoal.tracing.steps import Operation, replicated
 
@@ -251,11 +251,20 @@ def _while(local: Local, e: Any, args: Sequence[Held]) -> list[Held]:
         return [NOTHING] * len(e.outvars)
     tests, consts = args[:n_test], args[n_test : n_test + n_body]
     carry = _Carried(local.share, carried)
-    final = lax.while_loop(
-        lambda xs: local.jaxpr(params["cond_jaxpr"], [*tests, *carry.held(xs)])[0].array,
-        lambda xs: carry.arrays(local.jaxpr(params["body_jaxpr"], [*consts, *carry.held(xs)])),
-        carry.arrays(args[n_test + n_body :]),
-    )
+    select = row_select(e)
+
+    def goes_on(held: Sequence[Held]) -> Held:
+        return local.jaxpr(params["cond_jaxpr"], [*tests, *held])[0]
+
+    def turn(arrays: Any) -> Any:
+        held = carry.held(arrays)
+        after = local.jaxpr(params["body_jaxpr"], [*consts, *held])
+        if select is not None:
+            after = local.jaxpr(select, [goes_on(held), *held, *after])
+        return carry.arrays(after)
+
+    first = carry.arrays(args[n_test + n_body :])
+    final = lax.while_loop(lambda xs: jnp.any(goes_on(carry.held(xs)).array), turn, first)
     return carry.held(final)
 
 

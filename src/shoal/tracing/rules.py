@@ -155,14 +155,17 @@ def _slice(op: Operation) -> Step | None:
     axis, block = rows.axis, op.count * rows.after
     start, limit = p["start_indices"][axis], p["limit_indices"][axis]
     stride = p["strides"][axis] if p["strides"] else 1
-    if start % block or limit % block or limit == start or stride != 1:
+    # Of several rows for each environment, those at the same places.
+    skipped = start % block
+    if skipped >= stride or limit % block or limit == start or rows.after % stride:
         return None
-    out = replace(rows, before=(limit - start) // block)
+    out = replace(rows, before=limit // block - start // block, after=rows.after // stride)
 
     def local(share: int) -> dict[str, Any]:
         size = share * rows.after
         starts, limits = list(p["start_indices"]), list(p["limit_indices"])
-        starts[axis], limits[axis] = start // block * size, limit // block * size
+        starts[axis] = start // block * size + skipped
+        limits[axis] = limit // block * size
         return {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
 
     return Step(op.ins, (out,), local)
