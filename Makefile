@@ -47,9 +47,9 @@ test-chaos: .venv/.ready-dev ## Let a Ray cluster's workers, hosts, links and di
 test-fuzz: .venv/.ready-dev ## Send a million spoilt streams of frames (FUZZ_CASES=1000000 FUZZ_SEED=0)
 	@$(BIN)/python -m pytest -m fuzz --timeout 3600
 
-test-loops: .venv/.ready-dev ## Check cuts of many random loops: refused, or the loop's numbers (LOOPS=100000 LOOPS_SEED=0, LOOPS_KIND=random or plain)
+test-loops: .venv/.ready-dev ## Check cuts of many random loops: refused, or the loop's numbers (LOOPS=100000 LOOPS_SEED=0 LOOPS_KIND=random or plain, ARGS="--seconds 600 --failures FILE")
 	@$(BIN)/python tests/laws/check_loops.py --loops $(or $(LOOPS),100000) --seed $(or $(LOOPS_SEED),0) \
-	    --kind $(or $(LOOPS_KIND),random)
+	    --kind $(or $(LOOPS_KIND),random) $(ARGS)
 
 test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions

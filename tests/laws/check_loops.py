@@ -8,21 +8,23 @@ found, and `--show SEED` prints its loop, its cut and what happened.
 
 import argparse
 import json
+import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Thread, Timer
+from threading import TIMEOUT_MAX, Event, Thread, Timer
 from typing import Any
 
 if __name__ == "__main__":
@@ -429,37 +431,58 @@ class Tally:
         return "\n".join(lines)
 
 
-def verdicts(seeds: range, workers: int, how: tuple[str, int]) -> Iterator[Verdict]:
-    """Verdicts as they come from processes of their own, each of which checks a few hundred."""
-    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
-    todo, found = Queue(), Queue()
-    for chunk in chunks:
-        todo.put(chunk)
+@dataclass(frozen=True)
+class Search:
+    """What is checked: a kind of loops on at most so many devices, and for how long."""
 
-    def serve():
-        while not todo.empty():
-            with suppress(Empty):
+    kind: str
+    devices: int = 2
+    seconds: float = math.inf
+
+
+def verdicts(seeds: range, workers: int, search: Search) -> Iterator[Verdict]:
+    """Verdicts as they come from processes of their own, each of which checks a few hundred.
+
+    They end with the seeds or the time, and the processes with them.
+    """
+    todo, found = Queue(), Queue()
+    for start in range(0, len(seeds), CHUNK):
+        todo.put(seeds[start : start + CHUNK])
+    until, running, over = time.monotonic() + search.seconds, set[subprocess.Popen](), Event()
+
+    def check_chunks():
+        with suppress(Empty):
+            while not over.is_set():
                 chunk = todo.get_nowait()
-                while chunk:
-                    chunk = chunk[watched(chunk, how, found.put) :]
+                while chunk and not over.is_set():
+                    chunk = chunk[check_apart(chunk, search, found.put, running) :]
 
     for _ in range(workers):
-        Thread(target=serve, daemon=True).start()
-    for _ in seeds:
-        yield found.get()
+        Thread(target=check_chunks, daemon=True).start()
+    try:
+        for _ in seeds:
+            yield found.get(timeout=min(until - time.monotonic(), TIMEOUT_MAX))
+    except (Empty, ValueError):  # the time is over
+        return
+    finally:
+        over.set()
+        for worker in [*running]:
+            worker.kill()
 
 
-def watched(seeds: range, how: tuple[str, int], report: Callable[[Verdict], None]) -> int:
-    """Check seeds in a process until it ends, and report also what it dies of; how many it took."""
-    loops, devices = how
-    command = [sys.executable, __file__, "--kind", loops, "--devices", str(devices), "--work"]
+def check_apart(
+    seeds: range, search: Search, report: Callable[[Verdict], None], running: set
+) -> int:
+    """Check seeds in a process until it ends, and report also what kills it; how many it took."""
+    command = [sys.executable, __file__, "--kind", search.kind, "--devices", str(search.devices)]
     worker = subprocess.Popen(
-        [*command, str(seeds.start), str(seeds.stop)],
+        [*command, "--work", str(seeds.start), str(seeds.stop)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
     assert worker.stdout
+    running.add(worker)
     count, late = 0, Timer(LONGEST_S, worker.kill)
     late.start()
     for line in worker.stdout:
@@ -473,8 +496,9 @@ def watched(seeds: range, how: tuple[str, int], report: Callable[[Verdict], None
         late.start()
     late.cancel()
     code = worker.wait()
+    running.discard(worker)
     if count < len(seeds):
-        case = CASES[loops](seeds[count], devices)
+        case = CASES[search.kind](seeds[count], search.devices)
         text = f"the process ended with {code} (killed if it takes over {LONGEST_S} s)"
         report(Verdict(case.seed, CRASHED, case.cut, text, case.harms))
         count += 1
@@ -519,13 +543,16 @@ def written(body, indent="") -> Iterator[str]:
                 yield from written(item.sides[1], more)
 
 
-def watch(tally: Tally, found: Iterator[Verdict]) -> None:
-    """Count verdicts as they come, and say now and then how far it is."""
-    shown = time.time()
+def watch(tally: Tally, found: Iterator[Verdict], failures: Path | None) -> None:
+    """Count verdicts as they come, note failures in a file, and print progress now and then."""
+    shown = time.monotonic()
     for verdict in found:
         tally.add(verdict)
-        if time.time() - shown > PROGRESS_S:
-            shown = time.time()
+        if failures and verdict.outcome in FAILED:
+            with failures.open("a") as file:
+                print(json.dumps(asdict(verdict)), file=file)
+        if time.monotonic() - shown > PROGRESS_S:
+            shown = time.monotonic()
             print(tally.line(), flush=True)
 
 
@@ -537,6 +564,8 @@ def main() -> int:
     parser.add_argument("--kind", choices=CASES, default="random", help="of loops")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--devices", type=int, default=2, help="at most so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--failures", type=Path, help="append failures to this file, as JSON lines")
     parser.add_argument("--show", type=int, help="print this seed's loop and verdict, and stop")
     parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -545,11 +574,13 @@ def main() -> int:
     if args.work:
         work(range(*args.work), args.kind, args.devices)
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     tally = Tally(time.time(), Counter(), Counter(), Counter())
-    seeds, how = range(args.seed, args.seed + args.loops), (args.kind, args.devices)
-    with suppress(KeyboardInterrupt):  # what was found by then is told
-        watch(tally, verdicts(seeds, args.workers, how))
-    print(tally.summary())
+    seeds = range(args.seed, args.seed + args.loops)
+    found = verdicts(seeds, args.workers, Search(args.kind, args.devices, args.seconds))
+    with suppress(KeyboardInterrupt), closing(found):  # the summary covers what was found by then
+        watch(tally, found, args.failures)
+    print(tally.summary(), flush=True)
     return int(any(tally.outcomes[outcome] for outcome in FAILED))
 
 

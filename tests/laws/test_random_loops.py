@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import shoal
-from laws.check_loops import FAILED, Case, acts_on_what_is_learnt, has_reason, verdicts
+from laws.check_loops import FAILED, Case, Search, acts_on_what_is_learnt, has_reason, verdicts
 from laws.plain_loops import plain_loop
 from laws.random_loops import FORMS, Author, Form
 from laws.vocabulary import OPS
@@ -16,7 +16,7 @@ KINDS = pytest.mark.parametrize("kind", ["random", "plain"])
 
 def fared(kind, seeds):
     """How loops fared, by outcome; none may be wrong or crash."""
-    found = [*verdicts(seeds, 1, (kind, 2))]
+    found = [*verdicts(seeds, 1, Search(kind))]
     assert not [verdict for verdict in found if verdict.outcome in FAILED]
     return Counter(verdict.outcome for verdict in found)
 
