@@ -33,14 +33,14 @@ HERE = Path(__file__).parent
 ACTORS, WARM, PPO_STEPS, EPOCHS, MINIBATCHES = 2, 20, 128, 4, 4
 LOOPS: dict[str, tuple[Any, shoal.DistributionPolicy]] = {
     "PPO": (
-        PPO(steps=PPO_STEPS, epochs=EPOCHS, minibatches=MINIBATCHES),
+        PPO(num_steps=PPO_STEPS, update_epochs=EPOCHS, num_minibatches=MINIBATCHES),
         shoal.single_learner_coarse(ACTORS),
     ),
     "PPO, lag 1": (
-        PPO(steps=PPO_STEPS, epochs=EPOCHS, minibatches=MINIBATCHES),
+        PPO(num_steps=PPO_STEPS, update_epochs=EPOCHS, num_minibatches=MINIBATCHES),
         shoal.single_learner_coarse(ACTORS, lag=1),
     ),
-    "IMPALA": (IMPALA(steps=20), shoal.impala(ACTORS)),
+    "IMPALA": (IMPALA(num_steps=20), shoal.impala(ACTORS)),
 }
 FAMILIES = ("gymnax", "gymnasium")
 Side = Callable[[float], float]

@@ -26,7 +26,9 @@ from shoal.algorithms import PPO
 HERE = Path(__file__).parent
 STEPS = 128
 # rejax clips values too, so Shoal does as well here.
-ALGORITHM = PPO(steps=STEPS, epochs=4, minibatches=4, learning_rate=3e-4, value_clip=0.2)
+ALGORITHM = PPO(
+    num_steps=STEPS, update_epochs=4, num_minibatches=4, learning_rate=3e-4, clip_eps_vf=0.2
+)
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,13 @@ class Task:
 
 TASKS = {
     "halfcheetah": Task(
-        PPO(steps=256, epochs=10, minibatches=32, learning_rate=3e-4, entropy_weight=0.0),
+        PPO(num_steps=256, update_epochs=10, num_minibatches=32, learning_rate=3e-4, ent_coef=0.0),
         {"envpool": "HalfCheetah-v5", "gymnasium": "HalfCheetah-v5"},
         ALL,
         30,
     ),
     "pong": Task(
-        PPO(steps=128, epochs=4, minibatches=4, clip=0.1),
+        PPO(num_steps=128, update_epochs=4, num_minibatches=4, clip_eps=0.1),
         {"envpool": "Pong-v5", "gymnasium": "ALE/Pong-v5"},
         SOME,
         5,

@@ -29,7 +29,7 @@ POLICIES: dict[str, Callable[[int], shoal.DistributionPolicy]] = {
 
 def rate(policy: shoal.DistributionPolicy, workers: int, seconds: float, ticks: int) -> float:
     """Environment steps a second, compiling not counted."""
-    algorithm = PPO(steps=64, epochs=1, minibatches=1, hidden=(32,))
+    algorithm = PPO(num_steps=64, update_epochs=1, num_minibatches=1, hidden=(32,))
     env = HostEnvironment("busy", Busy(seconds))
     plan = shoal.plan(shoal.trace(algorithm, env, envs=EACH * workers), policy)
     result = shoal.run(plan, "processes", ticks=ticks * workers * EACH // plan.seen)

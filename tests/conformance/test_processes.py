@@ -28,7 +28,7 @@ from shoal.runtime.logs import listening
 from shoal.runtime.run import RunCallbacks
 
 pytest.importorskip("gymnasium")
-PLAIN, SMALL_PPO = Plain(), PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
+PLAIN, SMALL_PPO = Plain(), PPO(num_steps=8, update_epochs=1, num_minibatches=2, hidden=(8,))
 WORLD = "gymnasium:conformance.worlds:World-v0"
 POLICIES = {
     "coarse(2)": shoal.single_learner_coarse(2),

@@ -179,7 +179,7 @@ def test_whoever_is_lost_again_and_again_those_in_step_stay_so(cluster, seed):
 
 @pytest.mark.slow
 def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
-    a3c = A2C(steps=4, hidden=(8,))
+    a3c = A2C(num_steps=4, hidden=(8,))
     graph = shoal.trace(a3c, world(**lost_once(tmp_path / "died")), envs=ENVS)
     loss = check_replaced(shoal.plan(graph, central(2, max_lag=3), ONE), Seen())
     assert loss.lost == 1

@@ -44,7 +44,7 @@ def ppo():
     from shoal.algorithms import PPO
     from shoal.envs import make
 
-    return shoal.trace(PPO(steps=16), make("CartPole-v1"), envs=8)
+    return shoal.trace(PPO(num_steps=16), make("CartPole-v1"), envs=8)
 
 
 @cache

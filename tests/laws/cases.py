@@ -31,9 +31,15 @@ def ppo(env):
     from shoal.algorithms import PPO
     from shoal.envs import make
 
-    normal = {"normalise_observations": True, "normalise_rewards": True}
-    small = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}
-    return PPO(**small, **normal, value_clip=0.2), make(env)
+    normal = {"norm_obs": True, "norm_reward": True}
+    small = {
+        "num_steps": 8,
+        "update_epochs": 2,
+        "num_minibatches": 2,
+        "hidden": (8,),
+        "learning_rate": 0.01,
+    }
+    return PPO(**small, **normal, clip_eps_vf=0.2), make(env)
 
 
 def dqn():
@@ -41,9 +47,15 @@ def dqn():
     from shoal.envs import make
 
     # The ring is full after four ticks, and all that Rainbow has is in use.
-    replay = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 6, "capacity": 18}
-    rainbow = {"priority_exponent": 0.6, "values": "quantile", "atoms": 5, "epsilon_spread": 3.0}
-    small = {"hidden": (8,), "learning_rate": 0.01, "target_every": 3, "epsilon_ticks": 4}
+    replay = {
+        "num_steps": 4,
+        "batch_size_per_env": 2,
+        "samples_per_insert": 2.0,
+        "learning_starts_per_env": 6,
+        "buffer_size_per_env": 18,
+    }
+    rainbow = {"priority_exponent": 0.6, "values": "quantile", "num_atoms": 5, "epsilon_alpha": 3.0}
+    small = {"hidden": (8,), "learning_rate": 0.01, "target_update_interval": 3, "epsilon_ticks": 4}
     return DQN(**replay, **rainbow, **small), make("CartPole-v1")
 
 
@@ -51,9 +63,15 @@ def r2d2():
     from shoal.algorithms import R2D2
     from shoal.envs import make
 
-    replay = {"steps": 4, "windows": 2, "samples_per_insert": 8.0, "min_size": 16, "capacity": 20}
-    small = {"hidden": (8,), "memory_width": 8, "learning_rate": 0.01, "target_every": 3}
-    return R2D2(**replay, **small, burn_in=4, sequence=8, n_step=3, epsilon_ticks=4), make(
+    replay = {
+        "num_steps": 4,
+        "batch_size_per_env": 2,
+        "samples_per_insert": 8.0,
+        "learning_starts_per_env": 16,
+        "buffer_size_per_env": 20,
+    }
+    small = {"hidden": (8,), "memory_width": 8, "learning_rate": 0.01, "target_update_interval": 3}
+    return R2D2(**replay, **small, burn_in=4, sequence_length=8, n_step=3, epsilon_ticks=4), make(
         "CartPole-v1"
     )
 
@@ -63,7 +81,13 @@ def continuous(kind):
     from shoal.envs import make
 
     # The ring is full after four ticks, and every window may cross the end of an episode.
-    replay = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 6, "capacity": 18}
+    replay = {
+        "num_steps": 4,
+        "batch_size_per_env": 2,
+        "samples_per_insert": 2.0,
+        "learning_starts_per_env": 6,
+        "buffer_size_per_env": 18,
+    }
     small = {"hidden": (8,), "learning_rate": 0.01, "n_step": 2}
     env = make("Pendulum-v1", max_steps_in_episode=9)
     return getattr(algorithms, kind)(**replay, **small), env

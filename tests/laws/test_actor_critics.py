@@ -13,12 +13,12 @@ from shoal.runtime.debug.verify import difference, verify_plan
 pytest.importorskip("gymnax")
 
 ENVS, TICKS, TOLERANCE = 4, 5, 1e-5
-SMALL = {"steps": 4, "hidden": (8,), "learning_rate": 0.01, "memory_width": 8}
-TWICE = {"epochs": 2, "minibatches": 2, "sequence": 1}
+SMALL = {"num_steps": 4, "hidden": (8,), "learning_rate": 0.01, "memory_width": 8}
+TWICE = {"update_epochs": 2, "num_minibatches": 2, "sequence_length": 1}
 LOOPS = {
-    "ppo, gru": PPO(**SMALL, **TWICE, memory="gru", normalise_rewards=True, decoupled=True),
+    "ppo, gru": PPO(**SMALL, **TWICE, memory="gru", norm_reward=True, decoupled=True),
     "ppo, transformer": PPO(**SMALL, **TWICE, memory="transformer"),
-    "a2c": A2C(**SMALL, normalise_observations=True),
+    "a2c": A2C(**SMALL, norm_obs=True),
     "a3c": A2C(**SMALL),
     "impala, lstm": IMPALA(**SMALL, memory="lstm"),
 }

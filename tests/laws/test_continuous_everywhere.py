@@ -60,7 +60,7 @@ def test_processes_give_the_fused_numbers(kind):
 @pytest.mark.parametrize("kind", QUICK)
 def test_nothing_is_learnt_before_there_is_enough_and_then_all_is(kind):
     algorithm, learner = graph_of(kind).origin.algorithm, start_of(kind).learner
-    few = (algorithm.min_size - 1) // algorithm.steps
+    few = (algorithm.learning_starts_per_env - 1) // algorithm.num_steps
     plan = shoal.plan(graph_of(kind), POLICIES["fused"], FOUR)
     early = shoal.run(plan, "threads", ticks=few, state=start_of(kind)).state.learner
     late = ran(kind, "fused").state.learner

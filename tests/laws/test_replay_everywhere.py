@@ -70,13 +70,15 @@ def test_with_a_lag_replay_draws_ahead_of_what_the_learner_tells_it():
 @pytest.mark.parametrize("name", CELLS)
 def test_so_many_samples_are_learnt_from_an_insert_once_there_are_enough(name):
     algorithm, state = graph_of("dqn").origin.algorithm, ran(name).state
-    steps = TICKS * algorithm.steps
+    steps = TICKS * algorithm.num_steps
     assert np.all(np.asarray(state.memory.ring.added) == steps)
     # Ticks that begin to learn with `min_size` steps there, or more.
-    learning = sum((t + 1) * algorithm.steps >= algorithm.min_size for t in range(TICKS))
+    learning = sum(
+        (t + 1) * algorithm.num_steps >= algorithm.learning_starts_per_env for t in range(TICKS)
+    )
     assert 0 < learning < TICKS
-    samples = int(state.learner.updates) * algorithm.windows
-    assert samples == learning * algorithm.steps * algorithm.samples_per_insert
+    samples = int(state.learner.updates) * algorithm.batch_size_per_env
+    assert samples == learning * algorithm.num_steps * algorithm.samples_per_insert
     # The optimiser has counted no more than that.
     counts = [x for x in jax.tree.leaves(state.learner.opt_state) if np.ndim(x) == 0]
     assert all(int(count) == int(state.learner.updates) for count in counts)

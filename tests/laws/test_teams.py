@@ -11,15 +11,27 @@ from shoal.algorithms import MAPPO, QMIX
 from shoal.runtime.debug.verify import difference
 
 TICKS, ENVS, TOLERANCE = 4, 4, 1e-5
-SMALL = {"steps": 8, "epochs": 2, "minibatches": 2, "hidden": (8,), "learning_rate": 0.01}
+SMALL = {
+    "num_steps": 8,
+    "update_epochs": 2,
+    "num_minibatches": 2,
+    "hidden": (8,),
+    "learning_rate": 0.01,
+}
 TABLE = (("dog*", "shepherd"), ("*", "prey"))
 # The ring is full after three ticks; nothing is learnt before the second.
-REPLAY = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 2, "capacity": 3}
+REPLAY = {
+    "num_steps": 4,
+    "batch_size_per_env": 2,
+    "samples_per_insert": 2.0,
+    "learning_starts_per_env": 2,
+    "buffer_size_per_env": 3,
+}
 WIDTHS = {"memory_width": 8, "mixer_width": 4, "mixer_hidden": 8}
 LOOPS = {
-    "qmix": QMIX(**REPLAY, **WIDTHS, learning_rate=0.01, target_every=2, td_lambda=0.5),
+    "qmix": QMIX(**REPLAY, **WIDTHS, learning_rate=0.01, target_update_interval=2, td_lambda=0.5),
     "mappo": MAPPO(**SMALL, policies=TABLE),
-    "mappo, gru": MAPPO(**SMALL, policies=TABLE, memory="gru", memory_width=8, sequence=4),
+    "mappo, gru": MAPPO(**SMALL, policies=TABLE, memory="gru", memory_width=8, sequence_length=4),
 }
 POLICIES = {
     "fused(2)": shoal.fused(2),

@@ -39,7 +39,7 @@ class Lamp:
 @pytest.mark.learning
 def test_ppo_sees_on_which_side_the_lamp_shines():
     env = Environment("lamp", Lamp())
-    algorithm = PPO(steps=32, epochs=2, minibatches=4, learning_rate=5e-4)
+    algorithm = PPO(num_steps=32, update_epochs=2, num_minibatches=4, learning_rate=5e-4)
     state = algorithm.init(jax.random.PRNGKey(0), env, envs=16)
     run = jax.jit(lambda s: jax.lax.scan(lambda s, _: algorithm.tick(env, s), s, length=20))
     _, metrics = run(state)

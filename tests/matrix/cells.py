@@ -24,15 +24,37 @@ from shoal.runtime.debug.verify import difference
 TICKS, TOLERANCE = 4, 1e-4
 BACKENDS = ("inline", "threads", "processes")
 
-SMALL = {"steps": 4, "hidden": (4,), "learning_rate": 0.01}
-EPOCHS = {"epochs": 1, "minibatches": 2}
-REPLAY = {"windows": 2, "samples_per_insert": 2.0, "min_size": 4, "capacity": 12}
+SMALL = {"num_steps": 4, "hidden": (4,), "learning_rate": 0.01}
+EPOCHS = {"update_epochs": 1, "num_minibatches": 2}
+REPLAY = {
+    "batch_size_per_env": 2,
+    "samples_per_insert": 2.0,
+    "learning_starts_per_env": 4,
+    "buffer_size_per_env": 12,
+}
 TEAMS = {"policies": (("dog*", "shepherd"), ("*", "prey"))}
-MIXED = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 1, "capacity": 3}
-MIXED |= {"memory_width": 4, "mixer_width": 4, "mixer_hidden": 4, "target_every": 2}
-SEQUENCES = {"windows": 1, "samples_per_insert": 2.0, "burn_in": 4, "sequence": 8, "n_step": 3}
-SEQUENCES |= {"min_size": 12, "capacity": 24, "memory_width": 4, "target_every": 2}
-FEW = {"target_every": 2, "epsilon_ticks": 4, "priority_exponent": 0.6}
+MIXED = {
+    "num_steps": 4,
+    "batch_size_per_env": 2,
+    "samples_per_insert": 2.0,
+    "learning_starts_per_env": 1,
+    "buffer_size_per_env": 3,
+}
+MIXED |= {"memory_width": 4, "mixer_width": 4, "mixer_hidden": 4, "target_update_interval": 2}
+SEQUENCES = {
+    "batch_size_per_env": 1,
+    "samples_per_insert": 2.0,
+    "burn_in": 4,
+    "sequence_length": 8,
+    "n_step": 3,
+}
+SEQUENCES |= {
+    "learning_starts_per_env": 12,
+    "buffer_size_per_env": 24,
+    "memory_width": 4,
+    "target_update_interval": 2,
+}
+FEW = {"target_update_interval": 2, "epsilon_ticks": 4, "priority_exponent": 0.6}
 
 
 def cartpole() -> Any:

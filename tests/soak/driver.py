@@ -10,7 +10,7 @@ import shoal
 FOLDER = "SHOAL_SOAK_FOLDER"  # where workers are told of
 DIE = "SHOAL_SOAK_DIE"  # set if the driver is to be killed when it has started its workers
 POLICIES = ("fine", "coarse", "served", "impala", "multi_learner")
-SETTINGS = ("steps=8", "epochs=1", "minibatches=2")
+SETTINGS = ("num_steps=8", "update_epochs=1", "num_minibatches=2")
 
 
 def fine():

@@ -231,7 +231,7 @@ def test_workers_end_if_another_cannot_be_started(monkeypatch):
         return children[0]
 
     monkeypatch.setattr(site, "spawn", spawn_one)
-    algorithm = PPO(steps=8, epochs=1, minibatches=2, hidden=(8,))
+    algorithm = PPO(num_steps=8, update_epochs=1, num_minibatches=2, hidden=(8,))
     graph = shoal.trace(algorithm, shoal.envs.make("CartPole-v1"), envs=4)
     plan = shoal.plan(graph, shoal.single_learner_coarse(2))
     with pytest.raises(OSError, match="no more processes"):

@@ -55,7 +55,7 @@ def test_every_setting_is_shown_with_its_default(name, capsys):
 def test_a_setting_is_shown_with_the_comment_beside_it(capsys):
     main(["algorithms", "ppo"])
     told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert any(line.startswith("minibatches: int = 4 an epoch; each has") for line in told)
+    assert any(line.startswith("num_minibatches: int = 4 an epoch; each has") for line in told)
 
 
 MIXED = Groups((("a", CHOICE), ("b", BOX)))
@@ -99,5 +99,5 @@ def test_ppo_acts_everywhere_and_so_does_who_does_not_say(space):
 
 def test_a_setting_of_other_algorithms_only_is_answered_with_their_names():
     with pytest.raises(SettingError, match="has no setting `clip`") as caught:
-        with_settings(Chooser(), {"clip": 0.1})
+        with_settings(Chooser(), {"clip_eps": 0.1})
     assert "ppo" in caught.value.fix.split(":")[1]

@@ -17,7 +17,7 @@ from shoal.runs.checkpoints import read_newest
 from shoal.runs.job import steps_per_second
 
 COMMAND = [sys.executable, "-m", "shoal.cli.entry"]
-TINY = ["--set", "steps=8", "--set", "minibatches=2", "--envs", "4"]
+TINY = ["--set", "num_steps=8", "--set", "num_minibatches=2", "--envs", "4"]
 
 MINE = """
 from dataclasses import dataclass

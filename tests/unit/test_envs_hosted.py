@@ -16,14 +16,14 @@ from unit.host_envs import Several, play  # noqa: E402
 from unit.toy_loop import TWO_CPUS  # noqa: E402
 
 KEY = jax.random.PRNGKey(0)
-SMALL = PPO(steps=8, epochs=2, minibatches=2, hidden=(8,), learning_rate=0.01)
+SMALL = PPO(num_steps=8, update_epochs=2, num_minibatches=2, hidden=(8,), learning_rate=0.01)
 NORMAL = PPO(
-    steps=8,
-    epochs=2,
-    minibatches=2,
+    num_steps=8,
+    update_epochs=2,
+    num_minibatches=2,
     hidden=(8,),
-    normalise_observations=True,
-    normalise_rewards=True,
+    norm_obs=True,
+    norm_reward=True,
 )
 
 

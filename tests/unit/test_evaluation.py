@@ -156,7 +156,7 @@ def test_in_one_program_it_is_recorded_alike(tmp_path):
 
 def test_training_is_the_same_to_the_bit_with_and_without():
     pytest.importorskip("gymnax")
-    small = shoal.algorithms.PPO(steps=4, epochs=1, minibatches=1, hidden=(4,))
+    small = shoal.algorithms.PPO(num_steps=4, update_epochs=1, num_minibatches=1, hidden=(4,))
     env, values = shoal.envs.make("CartPole-v1"), []
     for algorithm in (small, Evaluated(small, episodes=2, steps=9, every=2)):
         plan = shoal.plan(shoal.trace(algorithm, env, envs=4), shoal.fused(), ONE)
@@ -190,7 +190,7 @@ def test_in_python_nothing_crosses_but_what_is_played_by():
 @pytest.mark.slow
 def test_environments_of_gymnasium_are_evaluated_in_a_process_of_their_own(tmp_path):
     pytest.importorskip("gymnasium")
-    small = shoal.algorithms.PPO(steps=4, epochs=1, minibatches=1, hidden=(4,))
+    small = shoal.algorithms.PPO(num_steps=4, update_epochs=1, num_minibatches=1, hidden=(4,))
     how = {"envs": 2, "ticks": 3, "folder": tmp_path, "evaluate": 1, "backend": "processes"}
     done = shoal.train(small, "gymnasium:CartPole-v1", **how)
     assert done.summary["evaluation"]["return_mean"] == done.summary["evaluation"]["length_mean"]

@@ -45,9 +45,9 @@ class Told:
         return Transition(state, self.show(state), 1.0 * was_allowed, over, jnp.bool(0))
 
 
-SMALL = {"steps": 8, "hidden": (8,)}
-MASKED = [PPO(**SMALL, epochs=1, minibatches=2), A2C(**SMALL), IMPALA(**SMALL)]
-MASKED += [PPO(**SMALL, epochs=1, minibatches=2, normalise_observations=True, memory="gru")]
+SMALL = {"num_steps": 8, "hidden": (8,)}
+MASKED = [PPO(**SMALL, update_epochs=1, num_minibatches=2), A2C(**SMALL), IMPALA(**SMALL)]
+MASKED += [PPO(**SMALL, update_epochs=1, num_minibatches=2, norm_obs=True, memory="gru")]
 
 
 @pytest.mark.parametrize("algorithm", MASKED)

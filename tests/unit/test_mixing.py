@@ -118,7 +118,7 @@ class TestTargets:
     @pytest.mark.parametrize("td_lambda", [0.0, 0.7])
     def test_the_loss_is_that_of_a_loop_back_in_time(self, double, td_lambda):
         kind = {"mixer_width": 3, "mixer_hidden": 3, "memory_width": 4}
-        algorithm = QMIX(**kind, discount=0.9, td_lambda=td_lambda, double=double)
+        algorithm = QMIX(**kind, gamma=0.9, td_lambda=td_lambda, double=double)
         params, target = (
             mixing.init_networks(jax.random.PRNGKey(i), self.routes, ("gru", 4), (3, 3))
             for i in (1, 2)
@@ -144,12 +144,12 @@ class TestTargets:
             wanted[t] = 0.5 * (total[t] - after) ** 2
         loss, parts = jax.jit(algorithm.loss)(params, target, batch)
         np.testing.assert_allclose(loss, wanted.mean(), rtol=1e-4)
-        np.testing.assert_allclose(parts["value"], total.mean(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(parts["q_values"], total.mean(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("table", [(), (("dog*", "shepherd"), ("*", "prey"))])
 def test_playing_is_acting_without_chance(table):
-    small = {"steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
+    small = {"num_steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
     algorithm, env = QMIX(**small, policies=table, epsilon=(0.0, 0.0)), herd()
     state = jax.jit(lambda: algorithm.init(jax.random.PRNGKey(3), env, 2))()
     _, kept, _ = jax.jit(lambda s: algorithm.collect(env, s.learner, s[1:5]))(state)
@@ -174,8 +174,8 @@ def test_playing_is_acting_without_chance(table):
     ("settings", "error", "says"),
     [
         ({"mixer": "product"}, UnknownNameError, "product"),
-        ({"windows": 3, "samples_per_insert": 4.0}, SettingError, "multiple of windows"),
-        ({"min_size": 9, "capacity": 8}, SettingError, "capacity"),
+        ({"batch_size_per_env": 3, "samples_per_insert": 4.0}, SettingError, "multiple of windows"),
+        ({"learning_starts_per_env": 9, "buffer_size_per_env": 8}, SettingError, "capacity"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, error, says):
@@ -184,5 +184,5 @@ def test_settings_that_cannot_work_are_refused(settings, error, says):
 
 
 def test_vdn_is_qmix_with_a_sum():
-    assert VDN(steps=4) != QMIX(steps=4)
+    assert VDN(num_steps=4) != QMIX(num_steps=4)
     assert VDN().mixer == "sum"

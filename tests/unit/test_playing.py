@@ -18,7 +18,7 @@ pytest.importorskip("gymnax")
 def run(tmp_path_factory):
     from shoal.algorithms import PPO
 
-    small = PPO(steps=8, epochs=1, minibatches=1, hidden=(8,), normalise_observations=True)
+    small = PPO(num_steps=8, update_epochs=1, num_minibatches=1, hidden=(8,), norm_obs=True)
     env, folder = shoal.envs.make("CartPole-v1"), tmp_path_factory.mktemp("runs")
     return shoal.train(small, env, envs=4, ticks=12, folder=folder, name="run").folder
 
@@ -80,7 +80,13 @@ def test_a_team_that_remembers_acts_and_is_evaluated(tmp_path):
     from laws.herd import herd
     from shoal.algorithms import VDN
 
-    small = {"steps": 4, "windows": 2, "samples_per_insert": 2.0, "min_size": 1, "capacity": 3}
+    small = {
+        "num_steps": 4,
+        "batch_size_per_env": 2,
+        "samples_per_insert": 2.0,
+        "learning_starts_per_env": 1,
+        "buffer_size_per_env": 3,
+    }
     world = herd()
     how = {"envs": 2, "ticks": 1, "folder": tmp_path, "evaluate": 1}
     done = shoal.train(VDN(**small, memory_width=4), world, **how)

@@ -15,7 +15,7 @@ from shoal.rl import normalise
 from unit.drift import drift
 
 KEY = jax.random.PRNGKey(0)
-SMALL = PPO(steps=8, epochs=2, minibatches=2, hidden=(8,))
+SMALL = PPO(num_steps=8, update_epochs=2, num_minibatches=2, hidden=(8,))
 
 
 ENVS = [drift(Discrete(3)), drift(Box(-1.0, 1.0, (2,)))]
@@ -37,7 +37,7 @@ def two_ticks(algorithm, env, state):
 
 @pytest.mark.parametrize("env", ENVS)
 def test_replicas_learn_what_one_alone_would(monkeypatch, env):
-    algorithm = replace(SMALL, normalise_observations=True, normalise_rewards=True)
+    algorithm = replace(SMALL, norm_obs=True, norm_reward=True)
     state = algorithm.init(KEY, env, envs=4)
     alone, metrics = two_ticks(algorithm, env, state)
 
@@ -128,8 +128,8 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
 
 def test_every_step_is_learnt_from_once_an_epoch():
     """With a rate of 0 nothing changes, so the mean loss of an epoch is that of the rollout."""
-    algorithm = replace(SMALL, learning_rate=1e-30, normalise_advantages=False)
-    whole = replace(algorithm, minibatches=1, epochs=1)
+    algorithm = replace(SMALL, learning_rate=1e-30, norm_adv=False)
+    whole = replace(algorithm, num_minibatches=1, update_epochs=1)
     state = algorithm.init(KEY, ENVS[0], envs=2)
     _, parts = algorithm.tick(ENVS[0], state)
     _, all_at_once = whole.tick(ENVS[0], state)
@@ -145,7 +145,7 @@ def test_the_learning_rate_falls_to_nothing():
 
 
 def test_the_value_clip_holds_the_critic_back():
-    free, held = (replace(SMALL, value_clip=clip) for clip in (None, 1e-3))
+    free, held = (replace(SMALL, clip_eps_vf=clip) for clip in (None, 1e-3))
     params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
     zeros = jnp.zeros((4, 2))
     batch = ppo.Batch(
@@ -164,7 +164,7 @@ def test_the_value_clip_holds_the_critic_back():
 
 def test_steps_must_divide_into_minibatches():
     with pytest.raises(SettingError, match="128 steps into 3 minibatches"):
-        PPO(minibatches=3)
+        PPO(num_minibatches=3)
 
 
 def test_observations_of_any_shape_and_type_are_seen_flat():

@@ -39,8 +39,9 @@ def test_any_action_is_taken_as_often_as_said(epsilon):
 
 
 SMALL = R2D2(
-    steps=4, windows=1, samples_per_insert=4.0, burn_in=4, sequence=8, min_size=12, capacity=24,
-    hidden=(8,), memory_width=8, learning_rate=1e-30, epsilon=(1.0, 1.0),
+    num_steps=4, batch_size_per_env=1, samples_per_insert=4.0, burn_in=4, sequence_length=8,
+    learning_starts_per_env=12, buffer_size_per_env=24, hidden=(8,),
+    memory_width=8, learning_rate=1e-30, epsilon=(1.0, 1.0),
 )  # fmt: skip
 
 
@@ -67,12 +68,18 @@ def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memo
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: DQN(steps=3, windows=2, samples_per_insert=1.0), "1.5 updates of 2 windows"),
-        (lambda: DQN(min_size=2, n_step=3), "windows of 3"),
-        (lambda: DQN(capacity=32, min_size=64), "replay of 32 steps"),
+        (
+            lambda: DQN(num_steps=3, batch_size_per_env=2, samples_per_insert=1.0),
+            "1.5 updates of 2 windows",
+        ),
+        (lambda: DQN(learning_starts_per_env=2, n_step=3), "windows of 3"),
+        (lambda: DQN(buffer_size_per_env=32, learning_starts_per_env=64), "replay of 32 steps"),
         (lambda: DQN(values="quantil"), "unknown form of values `quantil`"),
-        (lambda: R2D2(burn_in=7), "no whole chunks of 16 steps"),
-        (lambda: DQN(capacity=10**10), "capacity=10000000000 of DQN is out of range"),
+        (lambda: R2D2(burn_in=7), "burn_in=7 .* not multiples of num_steps=16"),
+        (
+            lambda: DQN(buffer_size_per_env=10**10),
+            "buffer_size_per_env=10000000000 of DQN is out of range",
+        ),
         (lambda: R2D2(memory="transformer"), "can't keep `transformer`"),
     ],
 )

@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 import pytest
 
 from shoal.algorithms import ALGORITHMS, PRESETS
+from shoal.cli.options import with_settings
 from shoal.errors import SettingError
-from shoal.rl.ranges import RANGES, Count, Number, Optional, Pair, Several
+from shoal.rl.ranges import RANGES, SYNONYMS, Count, Number, Optional, Pair, Several
 
 NUMERIC = (int, float, "int", "float", "float | None")
 
@@ -68,3 +69,12 @@ def test_defaults_and_presets_pass():
     for title, kind in ALGORITHMS.items():
         for algorithm in (kind(), *(preset.algorithm for preset in PRESETS[title].values())):
             assert replace(algorithm) == algorithm
+
+
+def test_the_name_that_another_library_gives_a_setting_is_answered_with_ours():
+    has = {f.name: kind for kind in ALGORITHMS.values() for f in fields(kind)}
+    assert not set(SYNONYMS) & set(has)
+    for theirs, ours in SYNONYMS.items():
+        with pytest.raises(SettingError) as refused:
+            with_settings(has[ours](), {theirs: 1})
+        assert f"`{ours}`" in refused.value.fix

@@ -49,7 +49,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
 def test_the_commands_record_and_replay(tmp_path, capsys):
     pytest.importorskip("gymnax")
     out = str(tmp_path / "edge.tape")
-    words = "record ppo CartPole-v1 --envs 4 --ticks 2 --set steps=8 --set minibatches=2"
+    words = "record ppo CartPole-v1 --envs 4 --ticks 2 --set num_steps=8 --set num_minibatches=2"
     cut = "--distribute single-learner-coarse --edge actor>learner --out"
     assert main([*words.split(), *cut.split(), out]) == 0
     assert main(["replay", out]) == 0

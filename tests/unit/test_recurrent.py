@@ -21,7 +21,7 @@ from unit.drift import drift
 
 KEY = jax.random.PRNGKey(0)
 STEPS, PUSHES = drift(Discrete(3)), drift(Box(-1.0, 1.0, (2,)))
-SMALL = PPO(steps=8, epochs=1, minibatches=1, hidden=(8,), memory_width=8)
+SMALL = PPO(num_steps=8, update_epochs=1, num_minibatches=1, hidden=(8,), memory_width=8)
 close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
 
 
@@ -39,7 +39,7 @@ def three_ticks(algorithm, env, state):
 @pytest.mark.parametrize("kind", ["gru", "lstm", "transformer"])
 def test_learning_remembers_what_acting_remembered(kind):
     """The first update of a tick finds the policy that acted, at each step and in each piece."""
-    algorithm = replace(SMALL, memory=kind, sequence=4, learning_rate=1e-301)
+    algorithm = replace(SMALL, memory=kind, sequence_length=4, learning_rate=1e-301)
     state = algorithm.init(KEY, STEPS, envs=3)
     after, metrics = three_ticks(algorithm, STEPS, state)
     close(metrics["approx_kl"], np.zeros(3), atol=1e-6)
@@ -48,7 +48,9 @@ def test_learning_remembers_what_acting_remembered(kind):
 
 
 def test_nothing_is_remembered_of_an_episode_that_has_ended():
-    algorithm = replace(SMALL, memory="gru", steps=3)  # every episode has ended after three steps
+    algorithm = replace(
+        SMALL, memory="gru", num_steps=3
+    )  # every episode has ended after three steps
     state, metrics = tick(algorithm, PUSHES, algorithm.init(KEY, PUSHES, envs=2))
     ended = metrics["episode_length"] == 3
     assert np.any(ended)
@@ -58,14 +60,16 @@ def test_nothing_is_remembered_of_an_episode_that_has_ended():
 def test_pieces_lose_nothing_but_gradients_through_their_ends():
     still = replace(SMALL, memory="lstm", learning_rate=1e-30)
     state = still.init(KEY, STEPS, envs=2)
-    whole, halves, steps = (tick(replace(still, sequence=n), STEPS, state)[1] for n in (8, 4, 1))
+    whole, halves, steps = (
+        tick(replace(still, sequence_length=n), STEPS, state)[1] for n in (8, 4, 1)
+    )
     for name in ("policy_loss", "value_loss", "entropy"):
         close(halves[name], whole[name])
         close(steps[name], whole[name])
 
 
 def test_without_lag_decoupled_ppo_is_ppo():
-    plain = replace(SMALL, epochs=2, minibatches=2)
+    plain = replace(SMALL, update_epochs=2, num_minibatches=2)
     state = plain.init(KEY, STEPS, envs=2)
     one, other = (three_ticks(a, STEPS, state) for a in (plain, replace(plain, decoupled=True)))
     jax.tree.map(close, one, other)
@@ -106,7 +110,7 @@ def a_rollout(algorithm, learner):
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 def test_without_lag_impala_s_gradient_is_a2c_s(memory):
-    settings = {"hidden": (8,), "memory": memory, "memory_width": 8, "steps": 8}
+    settings = {"hidden": (8,), "memory": memory, "memory_width": 8, "num_steps": 8}
     learner = A2C(**settings).init(KEY, PUSHES, envs=3).learner
     rollout = a_rollout(A2C(**settings), learner)
     one, other = (
@@ -117,7 +121,7 @@ def test_without_lag_impala_s_gradient_is_a2c_s(memory):
 
 
 def test_a2c_s_loss_is_its_formula():
-    algorithm = A2C(steps=8, hidden=(8,))
+    algorithm = A2C(num_steps=8, hidden=(8,))
     learner = algorithm.init(KEY, PUSHES, envs=3).learner
     rollout = a_rollout(algorithm, learner)
     _, parts = algorithm.loss(learner.params, learner.obs_moments, rollout)
@@ -126,10 +130,10 @@ def test_a2c_s_loss_is_its_formula():
     )
     advantage = np.zeros((9, 3))
     for t in reversed(range(8)):
-        worth = algorithm.discount * ~rollout.terminated[t] * final[t]
+        worth = algorithm.gamma * ~rollout.terminated[t] * final[t]
         goes_on = ~(rollout.terminated | rollout.truncated)[t]
         surprise = rollout.reward[t] + worth - value[t]
-        advantage[t] = surprise + algorithm.discount * goes_on * advantage[t + 1]
+        advantage[t] = surprise + algorithm.gamma * goes_on * advantage[t + 1]
     close(parts["policy_loss"], -np.mean(advantage[:8] * rollout.log_prob))
     close(parts["value_loss"], 0.5 * np.mean(advantage[:8] ** 2))
     close(parts["loss"], parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.01 * parts["entropy"])
@@ -140,7 +144,7 @@ LATE = [shoal.single_learner_coarse(2, lag=1), shoal.impala(2), shoal.decoupled(
 
 @pytest.mark.parametrize("late", LATE)
 def test_a2c_is_not_to_lag_and_is_told_what_may(late):
-    graph = shoal.trace(A2C(steps=2, hidden=(4,)), STEPS, envs=4)
+    graph = shoal.trace(A2C(num_steps=2, hidden=(4,)), STEPS, envs=4)
     with pytest.raises(
         CutError, match=r"`learn/grad` is on-policy.*lagged `learner\.params"
     ) as told:
@@ -151,14 +155,14 @@ def test_a2c_is_not_to_lag_and_is_told_what_may(late):
 
 @pytest.mark.parametrize("algorithm", [IMPALA, PPO])
 def test_who_corrects_for_a_lag_may(algorithm):
-    graph = shoal.trace(algorithm(steps=4, hidden=(4,)), STEPS, envs=4)
+    graph = shoal.trace(algorithm(num_steps=4, hidden=(4,)), STEPS, envs=4)
     for late in LATE:
         assert shoal.plan(graph, late).channels
 
 
 def test_workers_whose_gradients_are_late_are_on_policy_themselves():
     """A3C: a worker acts with the parameters that it takes the gradient at, however old."""
-    graph = shoal.trace(A2C(steps=2, hidden=(4,)), STEPS, envs=4)
+    graph = shoal.trace(A2C(num_steps=2, hidden=(4,)), STEPS, envs=4)
     plan = shoal.plan(graph, shoal.central(2, max_lag=1))
     assert plan.ends("worker") == 2  # no worker waits for another
     lags, losses_seen = [], []
@@ -176,6 +180,6 @@ def test_workers_whose_gradients_are_late_are_on_policy_themselves():
 
 def test_settings_that_can_t_work_are_refused():
     with pytest.raises(SettingError, match="sequences of 3"):
-        PPO(steps=32, minibatches=2, memory="gru", sequence=3)
+        PPO(num_steps=32, num_minibatches=2, memory="gru", sequence_length=3)
     with pytest.raises(UnknownNameError, match="gru"):
         replace(SMALL, memory="grue").init(KEY, STEPS, envs=2)

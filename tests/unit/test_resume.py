@@ -208,7 +208,7 @@ def test_environments_of_python_begin_new_episodes(tmp_path):
     from shoal.algorithms import PPO
 
     env = shoal.envs.make("gymnasium:conformance.worlds:World-v0")
-    small = PPO(steps=4, epochs=1, minibatches=1, hidden=(4,))
+    small = PPO(num_steps=4, update_epochs=1, num_minibatches=1, hidden=(4,))
     how = {"envs": 4, "ticks": 2, "folder": tmp_path, "name": "run", "backend": "inline"}
     part = shoal.train(small, env, COARSE, **how)
     said = []
@@ -227,7 +227,7 @@ def test_a_restart_changes_what_was_seen_and_nothing_else(tmp_path):
     from shoal.tracing.trace import Origin
 
     env = shoal.envs.make("gymnasium:conformance.worlds:World-v0")
-    origin = Origin(PPO(steps=4, epochs=1, minibatches=1, hidden=(4,)), env)
+    origin = Origin(PPO(num_steps=4, update_epochs=1, num_minibatches=1, hidden=(4,)), env)
     state = origin.start(0, 4)
     values = dict(enumerate(jax.tree.leaves(state)))
     found = restart_hosts(origin, values, 4, 1)

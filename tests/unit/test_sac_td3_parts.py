@@ -35,7 +35,7 @@ def td3_nets(critics=2):
 
 
 def td3_grads(algorithm, discount=0.9, turn=YES, noise=1.0):
-    nets = td3_nets(algorithm.critics)
+    nets = td3_nets(algorithm.num_critics)
     drawn = td3_file.Drawn(batch(discount), jnp.full((COUNT, DOES), noise))
     return jax.grad(algorithm.loss, has_aux=True)(nets, nets, drawn, turn)
 
@@ -72,7 +72,7 @@ def test_the_actor_moves_in_its_turn_only_and_up_the_first_critic():
 
 
 def test_ddpg_is_td3_without_its_three_additions():
-    plain = TD3(critics=1, actor_every=1, smoothing=0.0)
+    plain = TD3(num_critics=1, policy_frequency=1, policy_noise=0.0)
     same = [td3_grads(algorithm) for algorithm in (plain, DDPG())]
     jax.tree.map(np.testing.assert_array_equal, *same)
     assert DDPG() != plain  # and yet it goes by its own name
@@ -102,7 +102,7 @@ def test_sac_s_losses_are_their_formulas_and_each_has_its_own_slope():
         parts["actor_loss"], np.mean(heat * np.asarray(log_prob) - lower), rtol=1e-4
     )
     # The temperature's slope is how far entropy is above minus the number of entries.
-    np.testing.assert_allclose(grads.log_temperature, -np.mean(log_prob) + DOES, rtol=1e-4)
+    np.testing.assert_allclose(grads.log_alpha, -np.mean(log_prob) + DOES, rtol=1e-4)
 
     def critics_only(critics):
         return jnp.sum(jnp.mean((worth(critics, seen.obs, seen.action) - target) ** 2 / 2, axis=1))
@@ -125,7 +125,7 @@ def test_bad_settings_and_spaces_are_refused(kind):
     with pytest.raises(SettingError, match="updates of 16 windows"):
         kind(samples_per_insert=3.0)
     with pytest.raises(SettingError, match="replay of 8 steps"):
-        kind(capacity=8)
+        kind(buffer_size_per_env=8)
     pytest.importorskip("gymnax")
     with pytest.raises(SettingError, match="Discrete"):
         shoal.train(kind(), "CartPole-v1")

@@ -35,7 +35,7 @@ def train(tmp_path, *words):
     ("words", "rate"),
     [
         ([], RATE),
-        (["--set", "discount=0.9"], RATE),
+        (["--set", "gamma=0.9"], RATE),
         (["--set", "learning_rate=1e-2"], 1e-2),
         (["--envs", "4", "--env-set", "max_steps_in_episode=50"], RATE),
     ],

@@ -18,7 +18,7 @@ from unit.test_resume import check_same_run
 
 pytest.importorskip("gymnax")
 # A rate that falls over the run's length would differ between a run and a longer one.
-SMALL = ("steps=4", "hidden=4,", "epochs=1", "minibatches=1", "anneal_lr=false")
+SMALL = ("num_steps=4", "hidden=4,", "update_epochs=1", "num_minibatches=1", "anneal_lr=false")
 GRACE = 20  # seconds; schedulers give 30
 ENTRY = "from shoal.cli.entry import entry; entry()"
 SLOW = pytest.mark.slow

@@ -133,8 +133,11 @@ def test_the_metrics_of_several_policies_carry_their_names():
     ("settings", "error"),
     [
         ({"critic": "centre"}, UnknownNameError),
-        ({"steps": 10, "minibatches": 4}, SettingError),
-        ({"memory": "gru", "steps": 8, "minibatches": 2, "sequence": 3}, SettingError),
+        ({"num_steps": 10, "num_minibatches": 4}, SettingError),
+        (
+            {"memory": "gru", "num_steps": 8, "num_minibatches": 2, "sequence_length": 3},
+            SettingError,
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, error):

@@ -49,24 +49,24 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class A2C:
-    """A tick collects `steps` of every environment and makes one update from them."""
+    """A tick collects `num_steps` of every environment and makes one update from them."""
 
     paper: ClassVar[str] = "Mnih et al., 2016"
     actions: ClassVar[tuple[type, ...]] = ACTIONS
 
-    steps: int = 16
+    num_steps: int = 16
     learning_rate: float = 7e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
-    discount: float = 0.99
+    gamma: float = 0.99
     gae_lambda: float = 1.0
-    entropy_weight: float = 0.01
-    value_weight: float = 0.5
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
     max_grad_norm: float = 0.5
-    normalise_observations: bool = False
+    norm_obs: bool = False
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
-    compute: str = "float32"  # or bfloat16: what products are computed in
+    compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
 
@@ -79,7 +79,7 @@ class A2C:
         spaces = env.observation_space, env.action_space
         shape = (self.hidden, self.torso, (self.memory, self.memory_width))
         params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute)
+        params = computed_in(params, self.compute_dtype)
         moments = init_obs_moments(spaces[0], self.torso)
         learner = Learner(params, self.optimiser.init(params), moments)
         env_states, obs = env.reset(key_rows(env_key, envs))
@@ -91,7 +91,7 @@ class A2C:
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
         learner, loss_parts = self.learn(learner, rollout)
         return State(learner, *rows), loss_parts | totals
 
@@ -114,7 +114,7 @@ class A2C:
         grads, parts = self.grad(params, moments, rollout)
         rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
-        if self.normalise_observations:
+        if self.norm_obs:
             moments = see_all(moments, rollout.obs)
         return Learner(params, opt_state, moments), mean(parts) | {"learning_rate": rate}
 
@@ -145,16 +145,16 @@ class A2C:
             "value_loss": losses.squared_error(seen.value, target_t),
             "entropy": now.entropy(),
         }
-        return losses.weighed(parts, self.value_weight, self.entropy_weight)
+        return losses.weighed(parts, self.vf_coef, self.ent_coef)
 
     def advantage(self, rollout: Rollout, value: jax.Array, next_value: jax.Array) -> jax.Array:
         """How much better each action was than expected."""
-        discount_t = self.discount * ~rollout.terminated
+        discount_t = self.gamma * ~rollout.terminated
         return gae(rollout.reward, discount_t, value, next_value, self.gae_lambda * ~ends(rollout))
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        obs = normalise_all(moments, obs) if self.norm_obs else obs
         return as_features(moments, obs)
 
     @property

@@ -54,46 +54,49 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DQN:
-    """A tick steps every environment `steps` times, then learns from what its replay holds.
+    """A tick steps every environment `num_steps` times, then learns from replay.
 
-    It learns from each step `samples_per_insert` times on average, in updates of `windows` an
-    environment, and not before each environment's replay holds `min_size` steps.
+    It learns from each step `samples_per_insert` times on average. An update draws
+    `batch_size_per_env` transitions from each environment's replay. Learning starts when each
+    replay holds `learning_starts_per_env` steps.
     """
 
     paper: ClassVar[str] = "Mnih et al., 2015; Hessel et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
     agents: ClassVar[str] = "one"
 
-    steps: int = 8
-    windows: int = 8
+    num_steps: int = 8
+    batch_size_per_env: int = 8
     samples_per_insert: float = 8.0
-    min_size: int = 64
-    capacity: int = 4096  # steps an environment
+    learning_starts_per_env: int = 64
+    buffer_size_per_env: int = 4096  # steps an environment
     learning_rate: float = 5e-4
     max_grad_norm: float = 10.0
-    discount: float = 0.99
+    gamma: float = 0.99
     n_step: int = 3
     double: bool = True
     dueling: bool = True
     values: str = "expected"  # or categorical (C51), quantile (QR)
-    atoms: int = 51  # of categorical and quantile
+    num_atoms: int = 51  # of categorical and quantile
     value_range: tuple[float, float] = (-10.0, 10.0)  # of categorical
-    target_every: int = 100  # updates, after which the target network is moved by `target_rate`
-    target_rate: float = 1.0
+    target_update_interval: int = 100  # updates, after which the target network is moved by `tau`
+    tau: float = 1.0
     epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
     epsilon_ticks: int = 500  # between them
-    epsilon_spread: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
+    epsilon_alpha: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
     priority_exponent: float = 0.0  # 0: replay draws all alike
     importance_exponent: float = 0.4
     hidden: tuple[int, ...] = (128, 128)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
-    keep_as: str = ""  # the dtype in which replay keeps observations, if not their own
+    buffer_dtype: str = ""  # the dtype in which replay keeps observations, if not their own
 
     def __post_init__(self) -> None:
         check_settings(self)
-        make_form(self.values, self.atoms, self.value_range)
-        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
-        replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
+        make_form(self.values, self.num_atoms, self.value_range)
+        replay.updates_a_tick(self.num_steps, self.samples_per_insert, self.batch_size_per_env)
+        replay.check_capacity(
+            self.buffer_size_per_env, self.learning_starts_per_env, self.num_steps, self.n_step
+        )
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -103,11 +106,11 @@ class DQN:
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
         seen = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
-        seen = jax.ShapeDtypeStruct(seen.shape, self.keep_as or seen.dtype)
+        seen = jax.ShapeDtypeStruct(seen.shape, self.buffer_dtype or seen.dtype)
         kept = example(seen, jnp.int32(0))
-        memory = init_rings(kept, self.capacity, envs, self.priority_exponent)
-        told = nothing_told((envs, self.updates, self.windows))
-        shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
+        memory = init_rings(kept, self.buffer_size_per_env, envs, self.priority_exponent)
+        told = nothing_told((envs, self.updates, self.batch_size_per_env))
+        shyness = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
         rows = key_rows(act_key, envs), env_states, obs, shyness, key_rows(replay_key, envs)
         return State(learner, *rows, memory, told)
 
@@ -126,7 +129,7 @@ class DQN:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, seen, totals = learning.collected(collect, start, self.steps)
+        rows, seen, totals = learning.collected(collect, start, self.num_steps)
         if self.priority_exponent:
             memory = memory._replace(priorities=self.replay_update(memory, state.told))
         memory = self.replay_add(memory, seen)
@@ -164,23 +167,23 @@ class DQN:
     def replay_sample(self, key: jax.Array, memory: replay.Replay) -> tuple[jax.Array, Drawn]:
         """The next key, and windows for all updates, each as one transition over `n_step` steps."""
         key, draw_key = jax.random.split(key)
-        count = self.updates * self.windows
+        count = self.updates * self.batch_size_per_env
         first, ratio = replay.choose(draw_key, memory, count, self.n_step)
-        batch = read_transitions(memory.ring, first, self.n_step, self.discount)
-        return key, for_updates(Drawn(batch, first, ratio), self.updates, self.windows)
+        batch = read_transitions(memory.ring, first, self.n_step, self.gamma)
+        return key, for_updates(Drawn(batch, first, ratio), self.updates, self.batch_size_per_env)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Any, Metrics]:
         """The learner after all updates, what it says of each window, and the mean loss."""
-        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
         weight = importance(drawn.ratio, self.importance_exponent)
 
         def update(carry: tuple, given: tuple[Transition, jax.Array]) -> tuple:
             (params, target, opt_state), count = carry
             grads, (parts, surprise) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_every == 0)
-            rate = jnp.where(moves, self.target_rate, 0)
+            moves = ready & ((count + 1) % self.target_update_interval == 0)
+            rate = jnp.where(moves, self.tau, 0)
             target = optax.incremental_update(params, target, rate)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
@@ -202,7 +205,7 @@ class DQN:
             atoms = self.atoms_of(params, batch.obs)
             said = chosen(atoms, batch.action)
             lost, surprise = td_loss(self.form, said, batch.reward, batch.discount, follow)
-            parts = {"loss": weight * lost, "mean_value": mean_return(self.form, atoms)}
+            parts = {"loss": weight * lost, "q_values": mean_return(self.form, atoms)}
             parts = jax.tree.map(jnp.mean, parts)
             return parts["loss"], (parts, surprise)
 
@@ -215,18 +218,20 @@ class DQN:
 
     def atoms_of(self, params: QNetwork, shown: jax.Array) -> jax.Array:
         """What the network says of every action: [..., actions, atoms]."""
-        shown = shown.astype(jnp.float32) if self.keep_as else shown
+        shown = shown.astype(jnp.float32) if self.buffer_dtype else shown
         return q_network.action_atoms(params, shown, self.form.atoms)
 
     @property
     def updates(self) -> int:
         """In a tick."""
-        return replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+        return replay.updates_a_tick(
+            self.num_steps, self.samples_per_insert, self.batch_size_per_env
+        )
 
     @property
     def form(self) -> Form:
         """What the network says of an action."""
-        return make_form(self.values, self.atoms, self.value_range)
+        return make_form(self.values, self.num_atoms, self.value_range)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

@@ -53,27 +53,27 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IMPALA:
-    """A tick collects `steps` of every environment and makes one update from them."""
+    """A tick collects `num_steps` of every environment and makes one update from them."""
 
     paper: ClassVar[str] = "Espeholt et al., 2018"
     actions: ClassVar[tuple[type, ...]] = ACTIONS
 
-    steps: int = 20
+    num_steps: int = 20
     learning_rate: float = 6e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
-    discount: float = 0.99
-    rho_clip: float = 1.0  # ρ̄: how far a step's own surprise is believed
-    trace_clip: float = 1.0  # c̄: how far all that follows it is
-    trace_decay: float = 1.0  # λ
-    entropy_weight: float = 0.01
-    value_weight: float = 0.5
+    gamma: float = 0.99
+    clip_rho_threshold: float = 1.0  # ρ̄: how far a step's own surprise is believed
+    clip_c_threshold: float = 1.0  # c̄: how far all that follows it is
+    vtrace_lambda: float = 1.0  # λ
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
     max_grad_norm: float = 0.5
-    normalise_observations: bool = False
-    normalise_rewards: bool = False
+    norm_obs: bool = False
+    norm_reward: bool = False
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
-    compute: str = "float32"  # or bfloat16: what products are computed in
+    compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
 
@@ -86,12 +86,12 @@ class IMPALA:
         spaces = env.observation_space, env.action_space
         shape = (self.hidden, self.torso, (self.memory, self.memory_width))
         params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute)
+        params = computed_in(params, self.compute_dtype)
         moments = init_obs_moments(spaces[0], self.torso)
         learner = Learner(params, self.optimiser.init(params), moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.normalise_rewards else ()
+        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.norm_reward else ()
         return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -99,10 +99,10 @@ class IMPALA:
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
         kept = state.kept
-        if self.normalise_rewards:
-            kept, past = past_return(rollout.reward, self.discount * ~ends(rollout), kept)
+        if self.norm_reward:
+            kept, past = past_return(rollout.reward, self.gamma * ~ends(rollout), kept)
             rollout = rollout._replace(past=past)
         learner, loss_parts = self.learn(learner, rollout)
         return State(learner, *rows, kept), loss_parts | totals
@@ -124,13 +124,13 @@ class IMPALA:
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""
         params, opt_state, moments, return_moments = learner
-        if self.normalise_rewards:
+        if self.norm_reward:
             return_moments = see(return_moments, rollout.past)
             rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         grads, parts = self.grad(params, moments, rollout)
         rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
-        if self.normalise_observations:
+        if self.norm_obs:
             moments = see_all(moments, rollout.obs)
         parts = mean(parts) | {"learning_rate": rate}
         return Learner(params, opt_state, moments, return_moments), parts
@@ -156,10 +156,10 @@ class IMPALA:
         now = actor_critic.chances_of(params, seen)
         log_prob_t = now.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
-        clips = (self.rho_clip, self.trace_clip)
-        trust = traces(log_ratio_t, ends(rollout), clips, self.trace_decay)
+        clips = (self.clip_rho_threshold, self.clip_c_threshold)
+        trust = traces(log_ratio_t, ends(rollout), clips, self.vtrace_lambda)
         values = lax.stop_gradient((seen.value, seen.next_value))
-        discount_t = self.discount * ~rollout.terminated
+        discount_t = self.gamma * ~rollout.terminated
         target_t, advantage_t = vtrace(rollout.reward, discount_t, *values, trust)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob_t, advantage_t),
@@ -167,11 +167,11 @@ class IMPALA:
             "entropy": now.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio_t),
         }
-        return losses.weighed(parts, self.value_weight, self.entropy_weight)
+        return losses.weighed(parts, self.vf_coef, self.ent_coef)
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        obs = normalise_all(moments, obs) if self.norm_obs else obs
         return as_features(moments, obs)
 
     @property

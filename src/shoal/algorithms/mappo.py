@@ -73,7 +73,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MAPPO:
-    """A tick collects `steps` of every environment; each policy passes over its own `epochs` times.
+    """A tick collects `num_steps` of every environment; each policy learns from its own agents.
 
     `policies` are lines of (pattern of agents' names, policy), of which the first that matches
     counts; the policy "*" is the agent's own. Without any, agents that are alike share one.
@@ -85,30 +85,30 @@ class MAPPO:
 
     policies: Table = ()  # such as (("adversary*", "predator"), ("*", "prey"))
     critic: str = "central"  # sees the world, or what all agents see; or own: what its agent sees
-    steps: int = 128
-    epochs: int = 4
-    minibatches: int = 4  # an epoch; each has some of the steps of all environments
+    num_steps: int = 128
+    update_epochs: int = 4
+    num_minibatches: int = 4  # an epoch; each has some of the steps of all environments
     learning_rate: float = 5e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
-    discount: float = 0.99
+    gamma: float = 0.99
     gae_lambda: float = 0.95
-    clip: float = 0.2
-    value_clip: float | None = None
-    entropy_weight: float = 0.01
-    value_weight: float = 0.5
+    clip_eps: float = 0.2
+    clip_eps_vf: float | None = None
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
-    sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
+    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
 
     def __post_init__(self) -> None:
         check_settings(self)
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
-        check_pieces(type(self).__name__, self.steps, self.minibatches, self.length)
+        check_pieces(type(self).__name__, self.num_steps, self.num_minibatches, self.length)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -142,7 +142,7 @@ class MAPPO:
             return rows, (obs, action, log_prob, step._replace(obs=()))
 
         rows = (state.keys, state.env_states, state.obs, state.memory)
-        rows, (obs, action, log_prob, steps) = lax.scan(collect, rows, length=self.steps)
+        rows, (obs, action, log_prob, steps) = lax.scan(collect, rows, length=self.num_steps)
         shown, last = (look(routes, x, 2, central=self.central) for x in (obs, steps.last_obs))
         led_to = (steps.reward, steps.terminated, steps.truncated)
         made: Any = (shown, action, log_prob, *(routes.split(x, 2) for x in led_to), last)
@@ -184,8 +184,8 @@ class MAPPO:
             grads, parts = self.grad(carry[0], some, scale)
             return self.apply(*carry, mean(grads)), parts
 
-        pieces = self.minibatches, self.steps // (self.length or 1) // self.minibatches
-        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.epochs, pieces)
+        pieces = self.num_minibatches, self.num_steps // (self.length or 1) // self.num_minibatches
+        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.update_epochs, pieces)
         for name, of in rollouts.items():
             parts[name]["reward"] = jnp.mean(of.reward)
         return Learner(*nets, key), mean(parts)
@@ -195,7 +195,7 @@ class MAPPO:
         over = ends(rollout)
         seen = rollout.obs, rollout.last_obs
         memory_t, value_t, next_value_t = teams.expect(params, seen, rollout.memory, over)
-        discount_t, lambda_t = self.discount * ~rollout.terminated, self.gae_lambda * ~over
+        discount_t, lambda_t = self.gamma * ~rollout.terminated, self.gae_lambda * ~over
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
         fresh_t = begins(rollout) if params.memory else ()
         made = (value_t, value_t + advantage_t, advantage_t, fresh_t)
@@ -225,8 +225,8 @@ class MAPPO:
     def loss(self, params: Member, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         now, value = teams.reconsider(params, batch.shown, batch.memory, batch.fresh)
-        parts = losses.ppo(now, value, batch, self.clip, self.value_clip)
-        return losses.weighed(parts, self.value_weight, self.entropy_weight)
+        parts = losses.ppo(now, value, batch, self.clip_eps, self.clip_eps_vf)
+        return losses.weighed(parts, self.vf_coef, self.ent_coef)
 
     @property
     def central(self) -> bool:
@@ -236,12 +236,16 @@ class MAPPO:
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        return (self.sequence or self.steps // self.minibatches) if self.memory != "none" else 0
+        return (
+            (self.sequence_length or self.num_steps // self.num_minibatches)
+            if self.memory != "none"
+            else 0
+        )
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:
         """The learning rate of each update."""
-        return learning_rate(self, self.epochs * self.minibatches)
+        return learning_rate(self, self.update_epochs * self.num_minibatches)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

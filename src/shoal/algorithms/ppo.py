@@ -76,43 +76,47 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PPO:
-    """A tick collects `steps` of every environment, then passes over them `epochs` times."""
+    """A tick collects `num_steps` of every environment, then learns for `update_epochs` epochs."""
 
     paper: ClassVar[str] = "Schulman et al., 2017"
     actions: ClassVar[tuple[type, ...]] = ACTIONS
 
-    steps: int = 128
-    epochs: int = 4
-    minibatches: int = 4  # an epoch; each has some of the steps of all environments
+    num_steps: int = 128
+    update_epochs: int = 4
+    num_minibatches: int = 4  # an epoch; each has some of the steps of all environments
     learning_rate: float = 2.5e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
-    discount: float = 0.99
+    gamma: float = 0.99
     gae_lambda: float = 0.95
-    clip: float = 0.2
-    value_clip: float | None = None
-    entropy_weight: float = 0.01
-    value_weight: float = 0.5
+    clip_eps: float = 0.2
+    clip_eps_vf: float | None = None
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
     max_grad_norm: float = 0.5
-    normalise_observations: bool = False
-    normalise_rewards: bool = False
-    normalise_advantages: bool = True
+    norm_obs: bool = False
+    norm_reward: bool = False
+    norm_adv: bool = True
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
-    compute: str = "float32"  # or bfloat16: what products are computed in
+    compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
-    sequence: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
+    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
     decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
 
     def __post_init__(self) -> None:
         check_settings(self)
-        check_pieces("PPO", self.steps, self.minibatches, self.length)
+        check_pieces("PPO", self.num_steps, self.num_minibatches, self.length)
 
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        return (self.sequence or self.steps // self.minibatches) if self.memory != "none" else 0
+        return (
+            (self.sequence_length or self.num_steps // self.num_minibatches)
+            if self.memory != "none"
+            else 0
+        )
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -120,12 +124,12 @@ class PPO:
         spaces = env.observation_space, env.action_space
         shape = (self.hidden, self.torso, (self.memory, self.memory_width))
         params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute)
+        params = computed_in(params, self.compute_dtype)
         opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0], self.torso)
         learner = Learner(params, opt_state, learner_key, moments, init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.normalise_rewards else ()
+        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.norm_reward else ()
         return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -133,10 +137,10 @@ class PPO:
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.steps)
+        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
         kept = state.kept
-        if self.normalise_rewards:
-            kept, past = past_return(rollout.reward, self.discount * ~ends(rollout), kept)
+        if self.norm_reward:
+            kept, past = past_return(rollout.reward, self.gamma * ~ends(rollout), kept)
             rollout = rollout._replace(past=past)
         learner, loss_parts = self.learn(learner, rollout)
         return State(learner, *rows, kept), loss_parts | totals
@@ -158,11 +162,11 @@ class PPO:
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after all epochs, and the mean parts of the loss."""
         obs_moments, return_moments = learner.obs_moments, learner.return_moments
-        if self.normalise_rewards:
+        if self.norm_reward:
             return_moments = see(return_moments, rollout.past)
             rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
         batch = self.judge(learner, rollout)
-        if self.normalise_observations:
+        if self.norm_obs:
             obs_moments = see_all(obs_moments, rollout.obs)
         spreads = spread(batch.advantage)
 
@@ -172,8 +176,8 @@ class PPO:
             grads, parts = self.grad(params, some, spreads[times])
             return self.apply(params, opt_state, mean(grads)), parts
 
-        pieces = self.minibatches, self.steps // (self.length or 1) // self.minibatches
-        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.epochs, pieces)
+        pieces = self.num_minibatches, self.num_steps // (self.length or 1) // self.num_minibatches
+        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.update_epochs, pieces)
         metrics = mean(parts) | {"learning_rate": current(self.rate, learner.opt_state)}
         return Learner(*nets, key, obs_moments, return_moments), metrics
 
@@ -181,7 +185,7 @@ class PPO:
         """How much better each action was than expected."""
         params, moments = learner.params, learner.obs_moments
         seen = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout)
-        discount_t = self.discount * ~rollout.terminated
+        discount_t = self.gamma * ~rollout.terminated
         lambda_t = self.gae_lambda * ~ends(rollout)
         advantage_t = gae(rollout.reward, discount_t, seen.value, seen.next_value, lambda_t)
         log_prob_t, weight_t = rollout.log_prob, ()
@@ -196,7 +200,7 @@ class PPO:
     @stage
     def grad(self, params: Any, batch: Batch, spreads: jax.Array) -> tuple[Any, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
-        if self.normalise_advantages:
+        if self.norm_adv:
             batch = batch._replace(advantage=standardise(batch.advantage, spreads))
         memory = as_samples(batch.memory)
         batch = as_samples(batch._replace(memory=()), self.length)._replace(memory=memory)
@@ -211,20 +215,20 @@ class PPO:
     def loss(self, params: ActorCritic, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         now, value = chances_and_value(params, batch.features, batch.memory, batch.fresh)
-        parts = losses.ppo(now, value, batch, self.clip, self.value_clip)
+        parts = losses.ppo(now, value, batch, self.clip_eps, self.clip_eps_vf)
         if self.decoupled:
             parts["policy_loss"] *= batch.weight
-        return losses.weighed(parts, self.value_weight, self.entropy_weight)
+        return losses.weighed(parts, self.vf_coef, self.ent_coef)
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.normalise_observations else obs
+        obs = normalise_all(moments, obs) if self.norm_obs else obs
         return as_features(moments, obs)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:
         """The learning rate of each update."""
-        return learning_rate(self, self.epochs * self.minibatches)
+        return learning_rate(self, self.update_epochs * self.num_minibatches)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

@@ -67,11 +67,12 @@ class Sequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QMIX:
-    """A tick steps every environment `steps` times: a sequence. It then learns from replay.
+    """A tick steps every environment `num_steps` times: a sequence. It then learns from replay.
 
-    It learns from each sequence `samples_per_insert` times on average, in updates of `windows` an
-    environment, and not before each environment's replay holds `min_size` sequences. `policies` are
-    lines of (pattern of agents' names, policy), of which the first that matches counts.
+    It learns from each sequence `samples_per_insert` times on average. An update draws
+    `batch_size_per_env` sequences from each environment's replay. Learning starts when each replay
+    holds `learning_starts_per_env` sequences. `policies` are lines of (pattern of agents' names,
+    policy), of which the first that matches counts.
     """
 
     paper: ClassVar[str] = "Rashid et al., 2018"
@@ -80,20 +81,20 @@ class QMIX:
 
     policies: Table = ()  # without any, agents that are alike share one
     mixer: str = "monotonic"  # or sum: that of VDN
-    steps: int = 26
-    windows: int = 4  # sequences an environment in an update
+    num_steps: int = 26
+    batch_size_per_env: int = 4  # sequences an environment in an update
     samples_per_insert: float = 8.0
-    min_size: int = 4
-    capacity: int = 512  # sequences an environment
+    learning_starts_per_env: int = 4
+    buffer_size_per_env: int = 512  # sequences an environment
     learning_rate: float = 1e-3
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     max_grad_norm: float = 10.0
-    discount: float = 0.99
+    gamma: float = 0.99
     td_lambda: float = 0.0  # 0: one step, 1: to the sequence's end
     double: bool = True
-    target_every: int = 200  # updates, after which the target network is moved by `target_rate`
-    target_rate: float = 1.0
+    target_update_interval: int = 200  # updates, after which the target network is moved by `tau`
+    tau: float = 1.0
     epsilon: tuple[float, float] = (1.0, 0.05)  # first and last
     epsilon_ticks: int = 500  # between them
     memory: str = "gru"  # or none, lstm, transformer
@@ -106,8 +107,8 @@ class QMIX:
         check_settings(self)
         if self.mixer not in MIXERS:
             raise UnknownNameError("mixer", self.mixer, MIXERS)
-        replay.updates_a_tick(1, self.samples_per_insert, self.windows)
-        replay.check_capacity(self.capacity, self.min_size, 1, 1)
+        replay.updates_a_tick(1, self.samples_per_insert, self.batch_size_per_env)
+        replay.check_capacity(self.buffer_size_per_env, self.learning_starts_per_env, 1, 1)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -122,7 +123,7 @@ class QMIX:
         rows: Any = (key_rows(act_key, envs), *env.reset(key_rows(env_key, envs)), memory)
         kept = jax.eval_shape(lambda: self.collect(env, learner, rows)[1])
         kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)
-        ring = init_rings(kept, self.capacity, envs).ring
+        ring = init_rings(kept, self.buffer_size_per_env, envs).ring
         return State(learner, *rows, replay_keys=key_rows(replay_key, envs), ring=ring)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -152,7 +153,7 @@ class QMIX:
             kept = (obs, action, reward, terminated, over, step.last_obs)
             return (keys, env_states, step.obs, forget(memory, over)), (kept, episode_totals(step))
 
-        after, kept, totals = learning.collected(move, rows, self.steps)
+        after, kept, totals = learning.collected(move, rows, self.num_steps)
         return after, Sequence(*kept, memory=rows[3]), totals
 
     @stage(per="env")
@@ -179,21 +180,21 @@ class QMIX:
     def replay_sample(self, key: jax.Array, ring: replay.Ring) -> tuple[jax.Array, Sequence]:
         """The next key, and sequences for all updates."""
         key, draw_key = jax.random.split(key)
-        drawn = replay.sample(draw_key, ring, self.updates * self.windows, 1)
+        drawn = replay.sample(draw_key, ring, self.updates * self.batch_size_per_env, 1)
         drawn = jax.tree.map(lambda x: jnp.squeeze(x, 1), drawn)
-        return key, for_updates(drawn, self.updates, self.windows)
+        return key, for_updates(drawn, self.updates, self.batch_size_per_env)
 
     @stage
     def learn(self, learner: Learner, batch: Sequence) -> tuple[Learner, Metrics]:
         """The learner after all updates, and the mean parts of the loss."""
-        ready = learner.ticks + 1 >= self.min_size
+        ready = learner.ticks + 1 >= self.learning_starts_per_env
 
         def update(carry: tuple, some: Sequence) -> tuple:
             (params, target, opt_state), count = carry
             grads, parts = self.grad(params, target, some)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_every == 0)
-            target = optax.incremental_update(params, target, moves * self.target_rate)
+            moves = ready & ((count + 1) % self.target_update_interval == 0)
+            target = optax.incremental_update(params, target, moves * self.tau)
             return ((params, target, opt_state), count + ready), (parts, ())
 
         begun = learner[:3], learner.updates
@@ -219,10 +220,10 @@ class QMIX:
         total_t = mixing.team_worth(params, worth_t, batch.action, batch.obs)
         next_t = mixing.team_worth(target, target_then_t, best_t, batch.last_obs)
         # G_t = r_t + γ_t ((1 - λ_t) Q_tot(s_{t+1}) + λ_t G_{t+1})
-        discount_t, lambda_t = self.discount * ~batch.terminated, self.td_lambda * ~batch.ended
+        discount_t, lambda_t = self.gamma * ~batch.terminated, self.td_lambda * ~batch.ended
         reward_t = batch.reward + discount_t * (1 - lambda_t) * next_t
         return_t = discounted_return(reward_t, discount_t * lambda_t, next_t[-1])
-        parts = {"loss": squared_error(total_t, lax.stop_gradient(return_t)), "value": total_t}
+        parts = {"loss": squared_error(total_t, lax.stop_gradient(return_t)), "q_values": total_t}
         parts = jax.tree.map(jnp.mean, parts)
         return parts["loss"], parts
 
@@ -234,7 +235,7 @@ class QMIX:
     @property
     def updates(self) -> int:
         """In a tick."""
-        return replay.updates_a_tick(1, self.samples_per_insert, self.windows)
+        return replay.updates_a_tick(1, self.samples_per_insert, self.batch_size_per_env)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

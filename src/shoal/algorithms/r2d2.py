@@ -46,34 +46,34 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class R2D2:
-    """A tick adds a chunk of `steps` to every environment's replay, then learns from sequences.
+    """A tick adds a chunk of `num_steps` to every environment's replay, then learns from sequences.
 
     A sequence is of whole chunks: the first `burn_in` steps only refresh what was remembered when
-    it was made, the other `sequence` steps are learnt from, each `samples_per_insert` times on
-    average; not before each environment's replay holds `min_size` steps.
+    it was made, the other `sequence_length` steps are learnt from, each `samples_per_insert` times
+    on average. Learning starts when each replay holds `learning_starts_per_env` steps.
     """
 
     paper: ClassVar[str] = "Kapturowski et al., 2019"
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
     agents: ClassVar[str] = "one"
 
-    steps: int = 16
-    windows: int = 2  # sequences of each environment in an update
+    num_steps: int = 16
+    batch_size_per_env: int = 2  # sequences of each environment in an update
     samples_per_insert: float = 8.0
     burn_in: int = 16
-    sequence: int = 32
-    min_size: int = 256
-    capacity: int = 8192  # steps an environment
+    sequence_length: int = 32
+    learning_starts_per_env: int = 256
+    buffer_size_per_env: int = 8192  # steps an environment
     learning_rate: float = 5e-4
     max_grad_norm: float = 10.0
-    discount: float = 0.99
+    gamma: float = 0.99
     n_step: int = 5
     rescaled: bool = True  # values are squashed returns
-    target_every: int = 100  # updates, after which the target network is moved by `target_rate`
-    target_rate: float = 1.0
+    target_update_interval: int = 100  # updates, after which the target network is moved by `tau`
+    tau: float = 1.0
     epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
     epsilon_ticks: int = 200  # between them
-    epsilon_spread: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
+    epsilon_alpha: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
     priority_exponent: float = 0.9
     importance_exponent: float = 0.6
     priority_mix: float = 0.9  # η: of the largest error of a sequence, the rest of their mean
@@ -84,18 +84,26 @@ class R2D2:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.burn_in % self.steps or self.sequence % self.steps or not self.sequence:
+        if (
+            self.burn_in % self.num_steps
+            or self.sequence_length % self.num_steps
+            or not self.sequence_length
+        ):
             raise SettingError(
-                f"{self.burn_in} steps to burn in and {self.sequence} to learn from are no whole "
-                f"chunks of {self.steps} steps",
-                "Make burn_in and sequence multiples of steps.",
+                f"burn_in={self.burn_in} and sequence_length={self.sequence_length} of R2D2 are "
+                f"not multiples of num_steps={self.num_steps}",
+                "Make burn_in and sequence_length multiples of num_steps.",
             )
         if self.memory not in ("lstm", "gru"):
             what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
             raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
-        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows * self.sequence)
-        length = self.burn_in + self.sequence
-        replay.check_capacity(self.capacity, self.min_size, self.steps, length)
+        replay.updates_a_tick(
+            self.num_steps, self.samples_per_insert, self.batch_size_per_env * self.sequence_length
+        )
+        length = self.burn_in + self.sequence_length
+        replay.check_capacity(
+            self.buffer_size_per_env, self.learning_starts_per_env, self.num_steps, length
+        )
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -107,12 +115,14 @@ class R2D2:
         env_states, obs = env.reset(key_rows(env_key, envs))
         shown = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
         kept = example(shown, jnp.int32(0))
-        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.steps, *x.shape), x.dtype), kept)
+        kept = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((self.num_steps, *x.shape), x.dtype), kept
+        )
         kept = Chunk(kept, start(params.memory))
-        capacity = self.capacity // self.steps
+        capacity = self.buffer_size_per_env // self.num_steps
         chunks = init_rings(kept, capacity, envs, self.priority_exponent)
-        told = nothing_told((envs, self.updates, self.windows))
-        shyness = 1 + self.epsilon_spread * jnp.linspace(0, 1, envs)
+        told = nothing_told((envs, self.updates, self.batch_size_per_env))
+        shyness = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
         rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), shyness
         return State(learner, *rows, key_rows(replay_key, envs), chunks, told)
 
@@ -132,7 +142,7 @@ class R2D2:
             return (keys, env_states, step.obs, memory), (seen, episode_totals(step))
 
         begun = (state.keys, state.env_states, state.obs, state.memory)
-        rows, seen, totals = learning.collected(collect, begun, self.steps)
+        rows, seen, totals = learning.collected(collect, begun, self.num_steps)
         chunk = Chunk(seen, state.memory)
         if self.priority_exponent:
             chunks = chunks._replace(priorities=self.replay_update(chunks, state.told))
@@ -172,25 +182,28 @@ class R2D2:
     def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Drawn]:
         """The next key, and the sequences for all updates, with the memory before each."""
         key, draw_key = jax.random.split(key)
-        count, length = self.updates * self.windows, (self.burn_in + self.sequence) // self.steps
+        count, length = (
+            self.updates * self.batch_size_per_env,
+            (self.burn_in + self.sequence_length) // self.num_steps,
+        )
         first, ratio = replay.choose(draw_key, chunks, count, length)
         found: Chunk = replay.read(chunks.ring, first, length)
         seen = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.seen)
         drawn = Drawn(Chunk(seen, jax.tree.map(lambda x: x[:, 0], found.memory)), first, ratio)
-        return key, for_updates(drawn, self.updates, self.windows)
+        return key, for_updates(drawn, self.updates, self.batch_size_per_env)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Told, Metrics]:
         """The learner after all updates, what it says of each sequence, and the mean loss."""
-        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
         weight = importance(drawn.ratio, self.importance_exponent)
 
         def update(carry: tuple, given: tuple[Chunk, jax.Array]) -> tuple:
             (params, target, opt_state), count = carry
             grads, (parts, surprise) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_every == 0)
-            target = optax.incremental_update(params, target, moves * self.target_rate)
+            moves = ready & ((count + 1) % self.target_update_interval == 0)
+            target = optax.incremental_update(params, target, moves * self.tau)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
         begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
@@ -223,11 +236,11 @@ class R2D2:
             value_t, chooses_t = values(params)
             next_value_t = pick(judged_t, jnp.argmax(chooses_t, -1))
             next_value_t = unscale(next_value_t) if self.rescaled else next_value_t
-            discount_t = self.discount * ~learnt.terminated
+            discount_t = self.gamma * ~learnt.terminated
             return_t = n_step_returns(learnt.reward, discount_t, next_value_t, ends_t, self.n_step)
             return_t = rescale(return_t) if self.rescaled else return_t
             error_t = lax.stop_gradient(return_t) - pick(value_t, learnt.action)
-            parts = {"loss": weight * jnp.square(error_t) / 2, "mean_value": value_t}
+            parts = {"loss": weight * jnp.square(error_t) / 2, "q_values": value_t}
             parts = jax.tree.map(jnp.mean, parts)
             return parts["loss"], (parts, mixed(jnp.abs(error_t), self.priority_mix))
 
@@ -241,7 +254,11 @@ class R2D2:
     @property
     def updates(self) -> int:
         """In a tick."""
-        return int(self.samples_per_insert * self.steps / (self.windows * self.sequence))
+        return int(
+            self.samples_per_insert
+            * self.num_steps
+            / (self.batch_size_per_env * self.sequence_length)
+        )
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

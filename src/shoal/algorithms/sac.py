@@ -30,7 +30,7 @@ class Params(NamedTuple):
 
     actor: Layers
     critics: Critics
-    log_temperature: jax.Array
+    log_alpha: jax.Array
 
 
 class Learner(NamedTuple):
@@ -68,28 +68,29 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SAC:
-    """A tick steps every environment `steps` times, then learns from what its replay holds.
+    """A tick steps every environment `num_steps` times, then learns from replay.
 
-    It learns from each step `samples_per_insert` times on average, in updates of `windows` an
-    environment, and not before each environment's replay holds `min_size` steps; until then it
-    acts at random.
+    It learns from each step `samples_per_insert` times on average. An update draws
+    `batch_size_per_env` transitions from each environment's replay. Learning starts when each
+    replay holds `learning_starts_per_env` steps;
+    actions are random before.
     """
 
     paper: ClassVar[str] = "Haarnoja et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Box,)
     agents: ClassVar[str] = "one"
 
-    steps: int = 4
-    windows: int = 16
+    num_steps: int = 4
+    batch_size_per_env: int = 16
     samples_per_insert: float = 64.0
-    min_size: int = 64
-    capacity: int = 16384  # steps an environment
+    learning_starts_per_env: int = 64
+    buffer_size_per_env: int = 16384  # steps an environment
     learning_rate: float = 3e-4
-    discount: float = 0.99
+    gamma: float = 0.99
     n_step: int = 1
-    critics: int = 2
-    target_rate: float = 0.005
-    temperature: float = 1.0  # at first
+    num_critics: int = 2
+    tau: float = 0.005
+    alpha: float = 1.0  # at first
     target_entropy: float | None = None  # None: minus the number of an action's entries
     reward_scale: float = 1.0
     hidden: tuple[int, ...] = (256, 256)
@@ -97,8 +98,10 @@ class SAC:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
-        replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
+        replay.updates_a_tick(self.num_steps, self.samples_per_insert, self.batch_size_per_env)
+        replay.check_capacity(
+            self.buffer_size_per_env, self.learning_starts_per_env, self.num_steps, self.n_step
+        )
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -107,10 +110,10 @@ class SAC:
         env_states, obs = env.reset(key_rows(env_key, envs))
         seen = jax.eval_shape(lambda: self.features(env, obs)[0])
         actor = init_mlp(actor_key, (seen.size, *self.hidden, 2 * size), last_scale=0.01)
-        critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.critics)
-        params: Any = Params(actor, critics, jnp.log(jnp.float32(self.temperature)))
+        critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.num_critics)
+        params: Any = Params(actor, critics, jnp.log(jnp.float32(self.alpha)))
         learner = Learner(params, critics, self.optimiser.init(params), jnp.int32(0))
-        rings = init_rings(example(seen, jnp.zeros(size)), self.capacity, envs).ring
+        rings = init_rings(example(seen, jnp.zeros(size)), self.buffer_size_per_env, envs).ring
         memory = Memory(key_rows(replay_key, envs), rings)
         return State(learner, key_rows(act_key, envs), env_states, obs, memory)
 
@@ -128,7 +131,7 @@ class SAC:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, seen, totals = learning.collected(collect, start, self.steps)
+        rows, seen, totals = learning.collected(collect, start, self.num_steps)
         memory = state.memory._replace(ring=self.replay_add(state.memory.ring, seen))
         key, drawn = self.replay_sample(memory)
         learner, parts = self.learn(learner, drawn)
@@ -142,7 +145,7 @@ class SAC:
         key, own_key, any_key = jax.random.split(key, 3)
         own = squashed(actor, shown).sample(own_key)
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
-        return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
+        return key, jnp.where(ticks * self.num_steps >= self.learning_starts_per_env, own, anything)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The policy's likeliest action in one environment, or one drawn."""
@@ -159,16 +162,16 @@ class SAC:
     def replay_sample(self, memory: Memory) -> tuple[jax.Array, Drawn]:
         """The next key, and windows for all updates, each as one transition, with noise."""
         next_key, draw_key, noise_key = jax.random.split(memory.key, 3)
-        count = self.updates * self.windows
+        count = self.updates * self.batch_size_per_env
         first = replay.draw(draw_key, memory.ring, count, self.n_step)
-        batch = read_transitions(memory.ring, first, self.n_step, self.discount)
+        batch = read_transitions(memory.ring, first, self.n_step, self.gamma)
         noise = jax.random.normal(noise_key, (count, 2, batch.action.shape[-1]))
-        return next_key, for_updates(Drawn(batch, noise), self.updates, self.windows)
+        return next_key, for_updates(Drawn(batch, noise), self.updates, self.batch_size_per_env)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Metrics]:
         """The learner after all updates, and the mean parts of the loss."""
-        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
 
         def update(carry: tuple, drawn: Drawn) -> tuple:
             grads, parts = self.grad(*carry[:2], drawn)
@@ -190,34 +193,34 @@ class SAC:
         """Parameters, targets and the optimiser's state after one update, if it is time to."""
         moves, after = self.optimiser.update(grads, opt_state)
         moved: Any = optax.apply_updates(params, moves)
-        followed = optax.incremental_update(moved.critics, target, self.target_rate)
+        followed = optax.incremental_update(moved.critics, target, self.tau)
         new, old = (moved, followed, after), (params, target, opt_state)
         return learning.where(ready, new, old)
 
     def loss(self, params: Params, target: Critics, drawn: Drawn) -> tuple[jax.Array, Metrics]:
-        """The losses of critics, actor and temperature; none has a slope in another's part."""
+        """The losses of critics, actor and α; none has a slope in another's part."""
         batch, noise = drawn
-        temperature = lax.stop_gradient(jnp.exp(params.log_temperature))
+        alpha = lax.stop_gradient(jnp.exp(params.log_alpha))
         next_action, next_log_prob = squashed(params.actor, batch.next_obs).at(noise[:, 0])
         next_value = losses.soft_value(
-            worth(target, batch.next_obs, next_action), next_log_prob, temperature
+            worth(target, batch.next_obs, next_action), next_log_prob, alpha
         )
         value = lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_value)
         guess = worth(params.critics, batch.obs, batch.action)
 
         action, log_prob = squashed(params.actor, batch.obs).at(noise[:, 1])
         fixed = lax.stop_gradient(params.critics)
-        own_value = losses.soft_value(worth(fixed, batch.obs, action), log_prob, temperature)
+        own_value = losses.soft_value(worth(fixed, batch.obs, action), log_prob, alpha)
 
         wanted = -action.shape[-1] if self.target_entropy is None else self.target_entropy
-        warming = losses.temperature_loss(params.log_temperature, log_prob, wanted)
+        alpha_loss = losses.temperature_loss(params.log_alpha, log_prob, wanted)
         parts = {
             "critic_loss": jnp.sum(jnp.mean(losses.squared_error(guess, value), axis=1)),
             "actor_loss": -jnp.mean(own_value),
-            "temperature_loss": jnp.mean(warming),
+            "alpha_loss": jnp.mean(alpha_loss),
         }
-        seen = {"temperature": temperature, "entropy": -jnp.mean(log_prob)}
-        return sum(parts.values(), jnp.float32(0)), {**parts, **seen, "value": jnp.mean(guess)}
+        seen = {"alpha": alpha, "entropy": -jnp.mean(log_prob)}
+        return sum(parts.values(), jnp.float32(0)), {**parts, **seen, "q_values": jnp.mean(guess)}
 
     def features(self, env: Env, obs: Any) -> jax.Array:
         """Observations as one vector."""
@@ -228,7 +231,9 @@ class SAC:
     @property
     def updates(self) -> int:
         """In a tick."""
-        return replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+        return replay.updates_a_tick(
+            self.num_steps, self.samples_per_insert, self.batch_size_per_env
+        )
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

@@ -59,38 +59,41 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TD3:
-    """A tick steps every environment `steps` times, then learns from what its replay holds.
+    """A tick steps every environment `num_steps` times, then learns from replay.
 
-    It learns from each step `samples_per_insert` times on average, in updates of `windows` an
-    environment, and not before each environment's replay holds `min_size` steps; until then it
-    acts at random.
+    It learns from each step `samples_per_insert` times on average. An update draws
+    `batch_size_per_env` transitions from each environment's replay. Learning starts when each
+    replay holds `learning_starts_per_env` steps;
+    actions are random before.
     """
 
     paper: ClassVar[str] = "Fujimoto et al., 2018"
     actions: ClassVar[tuple[type, ...]] = (Box,)
     agents: ClassVar[str] = "one"
 
-    steps: int = 4
-    windows: int = 16
+    num_steps: int = 4
+    batch_size_per_env: int = 16
     samples_per_insert: float = 64.0
-    min_size: int = 64
-    capacity: int = 16384  # steps an environment
+    learning_starts_per_env: int = 64
+    buffer_size_per_env: int = 16384  # steps an environment
     learning_rate: float = 3e-4
-    discount: float = 0.99
+    gamma: float = 0.99
     n_step: int = 1
-    critics: int = 2  # of which the lowest is believed
-    actor_every: int = 2  # updates of the critics, after which actor and targets are moved
-    smoothing: float = 0.2  # the noise of the target's actions; all noise is of actions in ±1
-    smoothing_clip: float = 0.5
-    exploration: float = 0.1  # the noise of the actions taken
-    target_rate: float = 0.005
+    num_critics: int = 2  # of which the lowest is believed
+    policy_frequency: int = 2  # updates of the critics, after which actor and targets are moved
+    policy_noise: float = 0.2  # the noise of the target's actions; all noise is of actions in ±1
+    noise_clip: float = 0.5
+    exploration_noise: float = 0.1  # the noise of the actions taken
+    tau: float = 0.005
     hidden: tuple[int, ...] = (256, 256)
     torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
 
     def __post_init__(self) -> None:
         check_settings(self)
-        replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
-        replay.check_capacity(self.capacity, self.min_size, self.steps, self.n_step)
+        replay.updates_a_tick(self.num_steps, self.samples_per_insert, self.batch_size_per_env)
+        replay.check_capacity(
+            self.buffer_size_per_env, self.learning_starts_per_env, self.num_steps, self.n_step
+        )
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -99,10 +102,10 @@ class TD3:
         env_states, obs = env.reset(key_rows(env_key, envs))
         seen = jax.eval_shape(lambda: self.features(env, obs)[0])
         actor = init_mlp(actor_key, (seen.size, *self.hidden, size), last_scale=0.01)
-        critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.critics)
+        critics = init_critics(critic_key, (seen.size + size, *self.hidden), self.num_critics)
         params = Params(actor, critics)
         learner = init_learner(params, Params(*map(self.optimiser.init, params)))
-        rings = init_rings(example(seen, jnp.zeros(size)), self.capacity, envs).ring
+        rings = init_rings(example(seen, jnp.zeros(size)), self.buffer_size_per_env, envs).ring
         memory = Memory(key_rows(replay_key, envs), rings)
         return State(learner, key_rows(act_key, envs), env_states, obs, memory)
 
@@ -120,7 +123,7 @@ class TD3:
             return (keys, env_states, step.obs), (seen, episode_totals(step))
 
         start = (state.keys, state.env_states, state.obs)
-        rows, seen, totals = learning.collected(collect, start, self.steps)
+        rows, seen, totals = learning.collected(collect, start, self.num_steps)
         memory = state.memory._replace(ring=self.replay_add(state.memory.ring, seen))
         key, drawn = self.replay_sample(memory)
         learner, parts = self.learn(learner, drawn)
@@ -130,14 +133,14 @@ class TD3:
     def act(self, key: jax.Array, shown: jax.Array, *, actor: Layers, ticks: jax.Array) -> tuple:
         """The next key, and the actor's action with noise, or any before it has learnt."""
         key, noise_key, any_key = jax.random.split(key, 3)
-        own = noisy(noise_key, certain(actor, shown), self.exploration)
+        own = noisy(noise_key, certain(actor, shown), self.exploration_noise)
         anything = jax.random.uniform(any_key, own.shape, minval=-1, maxval=1)
-        return key, jnp.where(ticks * self.steps >= self.min_size, own, anything)
+        return key, jnp.where(ticks * self.num_steps >= self.learning_starts_per_env, own, anything)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The actor's action in one environment, with noise if there is a key."""
         unit = certain(state.learner.params.actor, self.features(env, obs))
-        unit = noisy(key, unit, self.exploration)
+        unit = noisy(key, unit, self.exploration_noise)
         return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
 
     @stage(per="env")
@@ -149,20 +152,20 @@ class TD3:
     def replay_sample(self, memory: Memory) -> tuple[jax.Array, Drawn]:
         """The next key, and windows for all updates, each as one transition, with noise."""
         next_key, draw_key, noise_key = jax.random.split(memory.key, 3)
-        count = self.updates * self.windows
+        count = self.updates * self.batch_size_per_env
         first = replay.draw(draw_key, memory.ring, count, self.n_step)
-        batch = read_transitions(memory.ring, first, self.n_step, self.discount)
+        batch = read_transitions(memory.ring, first, self.n_step, self.gamma)
         drawn = Drawn(batch, jax.random.normal(noise_key, batch.action.shape))
-        return next_key, for_updates(drawn, self.updates, self.windows)
+        return next_key, for_updates(drawn, self.updates, self.batch_size_per_env)
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Metrics]:
         """The learner after all updates, and the mean parts of the loss."""
-        ready = (learner.ticks + 1) * self.steps >= self.min_size
+        ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
 
         def update(carry: tuple, drawn: Drawn) -> tuple:
             nets, count = carry
-            turn = ready & ((count + 1) % self.actor_every == 0)
+            turn = ready & ((count + 1) % self.policy_frequency == 0)
             grads, parts = self.grad(*nets[:2], drawn, turn)
             nets = self.apply(nets, mean(grads), Params(turn, ready))
             return (nets, count + ready), (parts, ())
@@ -183,13 +186,13 @@ class TD3:
         params, target, opt_state = nets
         moved = map(partial(learning.moved, self.optimiser), params, opt_state, grads, due)
         params, opt_state = (Params(*each) for each in zip(*moved, strict=True))
-        rate = jnp.where(due.actor, self.target_rate, 0.0)
+        rate = jnp.where(due.actor, self.tau, 0.0)
         return params, optax.incremental_update(params, target, rate), opt_state
 
     def loss(self, params: Params, target: Params, drawn: Drawn, turn: jax.Array) -> tuple:
         """The losses of critics and actor; neither has a slope in the other's part."""
         batch, noise = drawn
-        noise = jnp.clip(self.smoothing * noise, -self.smoothing_clip, self.smoothing_clip)
+        noise = jnp.clip(self.policy_noise * noise, -self.noise_clip, self.noise_clip)
         next_action = jnp.clip(certain(target.actor, batch.next_obs) + noise, -1, 1)
         next_value = losses.soft_value(worth(target.critics, batch.next_obs, next_action))
         value = lax.stop_gradient(batch.reward + batch.discount * next_value)
@@ -202,7 +205,7 @@ class TD3:
 
         fixed = lax.stop_gradient(params.critics)
         own = lax.cond(turn, actor_loss, lambda *_: jnp.float32(0), params.actor, fixed)
-        parts = {"critic_loss": critic_loss, "actor_loss": own, "value": jnp.mean(guess)}
+        parts = {"critic_loss": critic_loss, "actor_loss": own, "q_values": jnp.mean(guess)}
         return critic_loss + own, parts
 
     def features(self, env: Env, obs: Any) -> jax.Array:
@@ -214,7 +217,9 @@ class TD3:
     @property
     def updates(self) -> int:
         """In a tick."""
-        return replay.updates_a_tick(self.steps, self.samples_per_insert, self.windows)
+        return replay.updates_a_tick(
+            self.num_steps, self.samples_per_insert, self.batch_size_per_env
+        )
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
@@ -228,6 +233,6 @@ class DDPG(TD3):
 
     paper: ClassVar[str] = "Lillicrap et al., 2016"
 
-    critics: int = 1
-    actor_every: int = 1
-    smoothing: float = 0.0
+    num_critics: int = 1
+    policy_frequency: int = 1
+    policy_noise: float = 0.0

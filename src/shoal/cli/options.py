@@ -12,6 +12,7 @@ from shoal.algorithms import ALGORITHMS
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
+from shoal.rl.ranges import SYNONYMS
 from shoal.runs.job import EVERY, KEEP
 from shoal.runs.recipes import load_file
 from shoal.runs.training import find_preset
@@ -301,8 +302,12 @@ def with_settings(algorithm: Any, settings: dict[str, Any]) -> Any:
 
 
 def _unknown_setting(algorithm: Any, name: str, known: dict[str, Any]) -> ShoalError:
-    """A setting that other algorithms have, or none; `memory` for one, where no state is kept."""
+    """The error for a setting under another name, of another algorithm, or of none."""
     title = type(algorithm).__name__
+    if (right := SYNONYMS.get(name)) in known:
+        return SettingError(
+            f"{title} has no setting `{name}`", f"Did you mean `{right}`? Use --set {right}=VALUE."
+        )
     others = [n for n, kind in ALGORITHMS.items() if name in _field_names(kind)]
     if not others:
         return UnknownNameError(f"setting of {title}", name, known)

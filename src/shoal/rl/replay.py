@@ -161,7 +161,7 @@ def updates_a_tick(steps: int, samples_per_insert: float, windows: int) -> int:
         raise SettingError(
             f"{steps} steps a tick, each to be learnt from {samples_per_insert:g} times, make "
             f"{wanted:g} updates of {windows} windows",
-            "Let steps x samples_per_insert be a multiple of windows.",
+            "Let num_steps x samples_per_insert be a multiple of batch_size_per_env.",
         )
     return int(wanted)
 
@@ -172,12 +172,13 @@ def check_capacity(capacity: int, min_size: int, steps: int, length: int) -> int
         raise SettingError(
             f"a replay of {capacity} steps an environment, of which {min_size} must be there, "
             f"can't take {steps} a tick and give windows of {length}",
-            f"Let capacity be {max(steps, min_size)} or more, and min_size {length} or more.",
+            f"Let buffer_size_per_env be {max(steps, min_size)} or more, and "
+            f"learning_starts_per_env {length} or more.",
         )
     if capacity > MOST:
         raise SettingError(
             f"a replay of {capacity:,} steps an environment is longer than can be counted",
-            f"Let capacity be {MOST:,} at most; what fits is told in bytes before anything starts.",
+            f"Let buffer_size_per_env be {MOST:,} at most.",
         )
     return capacity
 
@@ -188,7 +189,7 @@ def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:
     if count > ring.capacity:
         raise SettingError(
             f"a replay of {ring.capacity} steps an environment can't take {count} at once",
-            "Make its capacity larger, or collect fewer steps in a tick.",
+            "Make buffer_size_per_env larger, or collect fewer steps in a tick.",
         )
     return (ring.added + jnp.arange(count)) % ring.capacity, count
 

@@ -79,7 +79,7 @@ def check_pieces(title: str, steps: int, minibatches: int, length: int) -> int:
         each = f" of sequences of {length}" if length else ""
         raise SettingError(
             f"{title} can't divide {steps} steps into {minibatches} minibatches{each}",
-            "Make `steps` a multiple of `minibatches`, and of `sequence` times that.",
+            "Make num_steps a multiple of num_minibatches, and of sequence_length times that.",
         )
     return steps
 

@@ -12,7 +12,7 @@ def _a2c(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 
-_ACROBOT = {"steps": 32, "learning_rate": 2e-3, "normalise_observations": True}
+_ACROBOT = {"num_steps": 32, "learning_rate": 2e-3, "norm_obs": True}
 _ACROBOT |= {"max_grad_norm": 100.0}
 
 A2C_PRESETS = {

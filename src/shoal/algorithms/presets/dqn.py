@@ -7,20 +7,35 @@ from shoal.algorithms.presets.preset import Preset
 
 # Sixteen environments of eight steps a tick, and updates of 128.
 _CLASSIC: dict[str, Any] = {
-    "steps": 8,
-    "windows": 8,
+    "num_steps": 8,
+    "batch_size_per_env": 8,
     "samples_per_insert": 32.0,
-    "min_size": 64,
-    "capacity": 4096,
+    "learning_starts_per_env": 64,
+    "buffer_size_per_env": 4096,
 }
-_CLASSIC |= {"learning_rate": 5e-4, "n_step": 10, "target_every": 200, "epsilon_ticks": 100}
+_CLASSIC |= {
+    "learning_rate": 5e-4,
+    "n_step": 10,
+    "target_update_interval": 200,
+    "epsilon_ticks": 100,
+}
 
 
 def _minatar(target: float) -> Preset:
     """Young and Tian's (2019) five million steps and replay of 100,000, in updates of 256."""
-    replay: dict[str, Any] = {"steps": 8, "windows": 4, "samples_per_insert": 8.0, "min_size": 80}
-    replay |= {"capacity": 1600, "keep_as": "bool", "priority_exponent": 0.5}
-    learning = {"learning_rate": 2.5e-4, "n_step": 3, "target_every": 500, "epsilon_ticks": 200}
+    replay: dict[str, Any] = {
+        "num_steps": 8,
+        "batch_size_per_env": 4,
+        "samples_per_insert": 8.0,
+        "learning_starts_per_env": 80,
+    }
+    replay |= {"buffer_size_per_env": 1600, "buffer_dtype": "bool", "priority_exponent": 0.5}
+    learning = {
+        "learning_rate": 2.5e-4,
+        "n_step": 3,
+        "target_update_interval": 500,
+        "epsilon_ticks": 200,
+    }
     return Preset(DQN(**replay | learning), envs=64, ticks=9766, target=target)
 
 

@@ -8,14 +8,14 @@ from shoal.algorithms.presets.preset import Preset
 
 def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     """Ticks of 16 steps, the learning rate falling all the while."""
-    algorithm = IMPALA(**{"steps": 16, "learning_rate": 1e-3, "anneal_lr": True} | settings)
+    algorithm = IMPALA(**{"num_steps": 16, "learning_rate": 1e-3, "anneal_lr": True} | settings)
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 
-_ACROBOT = {"steps": 32, "trace_decay": 0.95, "entropy_weight": 0.1, "normalise_observations": True}
+_ACROBOT = {"num_steps": 32, "vtrace_lambda": 0.95, "ent_coef": 0.1, "norm_obs": True}
 
 IMPALA_PRESETS = {
-    "CartPole-v1": _impala(1500, 16, 475, steps=32, normalise_rewards=True),
+    "CartPole-v1": _impala(1500, 16, 475, num_steps=32, norm_reward=True),
     # Rewards are large beside the usual bonus for entropy, and without one it soon stands still.
     "Acrobot-v1": _impala(2000, 16, -110, **_ACROBOT),
     # Ten million steps, and five: after five, Breakout was at 7 to 17.

@@ -18,7 +18,7 @@ SPREAD = "MPE_simple_spread_v3"
 def _on_policy(kind: Any) -> Preset:
     """A million steps and some."""
     ticks = 300
-    algorithm = kind(learning_rate=1e-3, anneal_lr=True, discount=0.95)
+    algorithm = kind(learning_rate=1e-3, anneal_lr=True, gamma=0.95)
     return Preset(algorithm, envs=32, ticks=ticks, target=-19, family="jaxmarl")
 
 
@@ -26,14 +26,14 @@ def _by_value(kind: Any, learning_rate: float) -> Preset:
     """Sequences of one episode each, for a million steps: a third leaves VDN at -21 to -24."""
     ticks = 2400
     algorithm = kind(
-        windows=2,
+        batch_size_per_env=2,
         samples_per_insert=4.0,
-        min_size=8,
+        learning_starts_per_env=8,
         learning_rate=learning_rate,
         anneal_lr=True,
-        discount=0.9,
+        gamma=0.9,
         td_lambda=0.6,
-        target_every=100,
+        target_update_interval=100,
         epsilon_ticks=250,
     )
     return Preset(algorithm, envs=16, ticks=ticks, target=-20, family="jaxmarl")
