@@ -53,7 +53,7 @@ class Enough(Exception):
 def steps_of(name: str, envs: int) -> int:
     """Environment steps in a tick: IMPALA's learner takes what one actor made."""
     loop, _ = LOOPS[name]
-    return loop.steps * (envs // ACTORS if name == "IMPALA" else envs)
+    return loop.num_steps * (envs // ACTORS if name == "IMPALA" else envs)
 
 
 def ours(name: str, family: str, backend: str, envs: int) -> Side:

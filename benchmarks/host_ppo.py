@@ -104,7 +104,7 @@ def train(task: Task, family: str, side: tuple[str, str], ticks: int) -> Round:
     count = WARM + ticks * ENVS // plan.seen
     times: list[float] = []
     result = shoal.run(plan, backend, ticks=count, watch=lambda *_: times.append(time.time()))
-    steps = task.algorithm.steps * plan.seen * (len(times) - WARM)
+    steps = task.algorithm.num_steps * plan.seen * (len(times) - WARM)
     seconds = times[-1] - times[WARM - 1]
     return Round(f"{family}, {policy}, {backend}", steps, seconds, result.compile_seconds)
 

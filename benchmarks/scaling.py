@@ -33,7 +33,7 @@ def rate(policy: shoal.DistributionPolicy, workers: int, seconds: float, ticks: 
     env = HostEnvironment("busy", Busy(seconds))
     plan = shoal.plan(shoal.trace(algorithm, env, envs=EACH * workers), policy)
     result = shoal.run(plan, "processes", ticks=ticks * workers * EACH // plan.seen)
-    return algorithm.steps * plan.seen * (result.ticks - 1) / result.seconds
+    return algorithm.num_steps * plan.seen * (result.ticks - 1) / result.seconds
 
 
 def main() -> None:
