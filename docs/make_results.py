@@ -93,6 +93,8 @@ def train(kind: str, env: str, seed: int, beside: int) -> Row | None:
 def settings_of(preset: Preset) -> Row:
     """What a run depends on, as JSON has it."""
     both = asdict(preset.algorithm) | {"envs": preset.envs, "ticks": preset.ticks}
+    if "total_ticks" in both:
+        both["total_ticks"] = preset.ticks  # as a run fills it in
     return json.loads(json.dumps(both))
 
 

@@ -98,6 +98,6 @@ def test_ppo_acts_everywhere_and_so_does_who_does_not_say(space):
 
 
 def test_a_setting_of_other_algorithms_only_is_answered_with_their_names():
-    with pytest.raises(SettingError, match="has no setting `clip`") as caught:
+    with pytest.raises(SettingError, match="has no setting `clip_eps`") as caught:
         with_settings(Chooser(), {"clip_eps": 0.1})
     assert "ppo" in caught.value.fix.split(":")[1]
