@@ -236,11 +236,9 @@ class MAPPO:
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        return (
-            (self.sequence_length or self.num_steps // self.num_minibatches)
-            if self.memory != "none"
-            else 0
-        )
+        if self.memory == "none":
+            return 0
+        return self.sequence_length or self.num_steps // self.num_minibatches
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

@@ -112,11 +112,9 @@ class PPO:
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        return (
-            (self.sequence_length or self.num_steps // self.num_minibatches)
-            if self.memory != "none"
-            else 0
-        )
+        if self.memory == "none":
+            return 0
+        return self.sequence_length or self.num_steps // self.num_minibatches
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""

@@ -84,26 +84,20 @@ class R2D2:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if (
-            self.burn_in % self.num_steps
-            or self.sequence_length % self.num_steps
-            or not self.sequence_length
-        ):
+        learnt, length = self.sequence_length, self.burn_in + self.sequence_length
+        if self.burn_in % self.num_steps or learnt % self.num_steps or not learnt:
             raise SettingError(
-                f"burn_in={self.burn_in} and sequence_length={self.sequence_length} of R2D2 are "
+                f"burn_in={self.burn_in} and sequence_length={learnt} of R2D2 are "
                 f"not multiples of num_steps={self.num_steps}",
                 "Make burn_in and sequence_length multiples of num_steps.",
             )
         if self.memory not in ("lstm", "gru"):
             what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
             raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
-        replay.updates_a_tick(
-            self.num_steps, self.samples_per_insert, self.batch_size_per_env * self.sequence_length
-        )
-        length = self.burn_in + self.sequence_length
-        replay.check_capacity(
-            self.buffer_size_per_env, self.learning_starts_per_env, self.num_steps, length
-        )
+        batch = self.batch_size_per_env * learnt
+        replay.updates_a_tick(self.num_steps, self.samples_per_insert, batch)
+        sizes = self.buffer_size_per_env, self.learning_starts_per_env
+        replay.check_capacity(*sizes, self.num_steps, length)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -115,9 +109,8 @@ class R2D2:
         env_states, obs = env.reset(key_rows(env_key, envs))
         shown = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
         kept = example(shown, jnp.int32(0))
-        kept = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((self.num_steps, *x.shape), x.dtype), kept
-        )
+        n = self.num_steps
+        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), kept)
         kept = Chunk(kept, start(params.memory))
         capacity = self.buffer_size_per_env // self.num_steps
         chunks = init_rings(kept, capacity, envs, self.priority_exponent)
@@ -182,10 +175,8 @@ class R2D2:
     def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Drawn]:
         """The next key, and the sequences for all updates, with the memory before each."""
         key, draw_key = jax.random.split(key)
-        count, length = (
-            self.updates * self.batch_size_per_env,
-            (self.burn_in + self.sequence_length) // self.num_steps,
-        )
+        count = self.updates * self.batch_size_per_env
+        length = (self.burn_in + self.sequence_length) // self.num_steps
         first, ratio = replay.choose(draw_key, chunks, count, length)
         found: Chunk = replay.read(chunks.ring, first, length)
         seen = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.seen)
@@ -254,11 +245,8 @@ class R2D2:
     @property
     def updates(self) -> int:
         """In a tick."""
-        return int(
-            self.samples_per_insert
-            * self.num_steps
-            / (self.batch_size_per_env * self.sequence_length)
-        )
+        batch = self.batch_size_per_env * self.sequence_length
+        return int(self.samples_per_insert * self.num_steps / batch)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
