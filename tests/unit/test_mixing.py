@@ -174,8 +174,16 @@ def test_playing_is_acting_without_chance(table):
     ("settings", "error", "says"),
     [
         ({"mixer": "product"}, UnknownNameError, "product"),
-        ({"batch_size_per_env": 3, "samples_per_insert": 4.0}, SettingError, "multiple of windows"),
-        ({"learning_starts_per_env": 9, "buffer_size_per_env": 8}, SettingError, "capacity"),
+        (
+            {"batch_size_per_env": 3, "samples_per_insert": 4.0},
+            SettingError,
+            "multiple of batch_size_per_env",
+        ),
+        (
+            {"learning_starts_per_env": 9, "buffer_size_per_env": 8},
+            SettingError,
+            "buffer_size_per_env",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, error, says):

@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shoal.envs import (
-    Discrete,
-    Environment,
-    EnvState,
-    HostEnvironment,
-    HostState,
-    episode_totals,
-    key_rows,
-)
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import Discrete
 from shoal.rl import learning, q_network, replay
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.optimise import clipped_adam
@@ -182,9 +175,8 @@ class DQN:
             (params, target, opt_state), count = carry
             grads, (parts, surprise) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_update_interval == 0)
-            rate = jnp.where(moves, self.tau, 0)
-            target = optax.incremental_update(params, target, rate)
+            due = ready & ((count + 1) % self.target_update_interval == 0)
+            target = learning.update_target(params, target, due, self.tau)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
         begun, given = (learner[:3], learner.updates), (drawn.batch, weight)

@@ -12,16 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import (
-    Environment,
-    EnvState,
-    Groups,
-    HostEnvironment,
-    HostState,
-    episode_totals,
-    key_rows,
-)
-from shoal.envs.spaces import ACTIONS
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
+from shoal.envs.spaces import ACTIONS, Groups
 from shoal.errors import UnknownNameError
 from shoal.rl import losses, teams
 from shoal.rl.blocks import grad_in_blocks
@@ -30,7 +22,16 @@ from shoal.rl.normalise import spread, standardise
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
-from shoal.rl.rollout import Rollout, as_samples, begins, check_pieces, cut, ends, in_epochs
+from shoal.rl.rollout import (
+    Rollout,
+    as_samples,
+    begins,
+    check_pieces,
+    cut,
+    ends,
+    in_epochs,
+    steps_of_piece,
+)
 from shoal.rl.routing import Table, route
 from shoal.rl.teams import Member, Shown, look
 from shoal.tracing.stage import mean, stage
@@ -236,9 +237,7 @@ class MAPPO:
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        if self.memory == "none":
-            return 0
-        return self.sequence_length or self.num_steps // self.num_minibatches
+        return steps_of_piece(self)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

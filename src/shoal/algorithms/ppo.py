@@ -32,6 +32,7 @@ from shoal.rl.rollout import (
     ends,
     in_epochs,
     roll_out,
+    steps_of_piece,
 )
 from shoal.tracing.stage import mean, stage
 
@@ -112,9 +113,7 @@ class PPO:
     @property
     def length(self) -> int:
         """Steps of a piece; 0 without memory: they are steps, then."""
-        if self.memory == "none":
-            return 0
-        return self.sequence_length or self.num_steps // self.num_minibatches
+        return steps_of_piece(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""

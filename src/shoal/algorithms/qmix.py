@@ -12,17 +12,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import (
-    Discrete,
-    Environment,
-    EnvState,
-    Groups,
-    HostEnvironment,
-    HostState,
-    episode_totals,
-    key_rows,
-)
+from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.environment import ended, mean_of_agents
+from shoal.envs.spaces import Discrete, Groups
 from shoal.errors import UnknownNameError
 from shoal.rl import learning, mixing, replay
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
@@ -193,8 +185,8 @@ class QMIX:
             (params, target, opt_state), count = carry
             grads, parts = self.grad(params, target, some)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_update_interval == 0)
-            target = optax.incremental_update(params, target, moves * self.tau)
+            due = ready & ((count + 1) % self.target_update_interval == 0)
+            target = learning.update_target(params, target, due, self.tau)
             return ((params, target, opt_state), count + ready), (parts, ())
 
         begun = learner[:3], learner.updates

@@ -85,12 +85,7 @@ class R2D2:
     def __post_init__(self) -> None:
         check_settings(self)
         learnt, length = self.sequence_length, self.burn_in + self.sequence_length
-        if self.burn_in % self.num_steps or learnt % self.num_steps or not learnt:
-            raise SettingError(
-                f"burn_in={self.burn_in} and sequence_length={learnt} of R2D2 are "
-                f"not multiples of num_steps={self.num_steps}",
-                "Make burn_in and sequence_length multiples of num_steps.",
-            )
+        replay.check_chunks(self.burn_in, learnt, self.num_steps)
         if self.memory not in ("lstm", "gru"):
             what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
             raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
@@ -193,8 +188,8 @@ class R2D2:
             (params, target, opt_state), count = carry
             grads, (parts, surprise) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            moves = ready & ((count + 1) % self.target_update_interval == 0)
-            target = optax.incremental_update(params, target, moves * self.tau)
+            due = ready & ((count + 1) % self.target_update_interval == 0)
+            target = learning.update_target(params, target, due, self.tau)
             return ((params, target, opt_state), count + ready), (parts, surprise)
 
         begun, given = (learner[:3], learner.updates), (drawn.batch, weight)

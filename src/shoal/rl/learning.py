@@ -76,6 +76,11 @@ def moved(
     return where(due, new, (params, opt_state))
 
 
+def update_target(params: Any, target: Any, due: jax.Array, tau: float) -> Any:
+    """The target network, moved towards `params` by a share of `tau` where that is due."""
+    return optax.incremental_update(params, target, jnp.where(due, tau, 0))
+
+
 def where(condition: jax.Array, new: Tree, old: Tree) -> Tree:
     """`new` where the condition holds, else `old`."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)

@@ -183,6 +183,15 @@ def check_capacity(capacity: int, min_size: int, steps: int, length: int) -> int
     return capacity
 
 
+def check_chunks(burn_in: int, sequence_length: int, num_steps: int) -> None:
+    """Check that sequences consist of whole chunks of a tick's steps."""
+    if burn_in % num_steps or sequence_length % num_steps or not sequence_length:
+        raise SettingError(
+            f"{burn_in=} and {sequence_length=} are not multiples of {num_steps=}",
+            "Make burn_in and sequence_length multiples of num_steps.",
+        )
+
+
 def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:
     """Where `steps` go, and how many they are."""
     count = jax.tree.leaves(steps)[0].shape[0]

@@ -84,6 +84,13 @@ def check_pieces(title: str, steps: int, minibatches: int, length: int) -> int:
     return steps
 
 
+def steps_of_piece(settings: Any) -> int:
+    """How many steps memory is learnt through at a time; 0 without memory."""
+    if settings.memory == "none":
+        return 0
+    return settings.sequence_length or settings.num_steps // settings.num_minibatches
+
+
 def ends(seen: Any) -> jax.Array:
     """Whether an episode ends with each step, terminated or truncated."""
     return seen.terminated | seen.truncated
