@@ -37,7 +37,7 @@ class Crowded:
             raise Enough
 
     def stand(self, standing):
-        there = {name: turns for name, (turns, _) in standing().items() if "actor" in name}
+        there = {name: one.tick for name, one in standing().items() if "actor" in name}
         if self.ticks and all(there.values()) and [len(there)] == self.counts[:1]:
             self.reached.append((self.ticks[-1], sorted(there)))
             del self.counts[0]
@@ -85,7 +85,7 @@ def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
 
 def roster_of(plan):
     programs = {f.name: write_program(plan, f.name) for f in plan.distribution.fragments}
-    return ReplicaSet(plan, ProcessAssignment(plan, programs, "", Snapshot(0, {})).seats)
+    return ReplicaSet(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).seats)
 
 
 def test_who_comes_and_goes_is_decided_within_the_bounds():

@@ -239,7 +239,8 @@ def test_who_waits_for_whom_is_told():
     watching = RunCallbacks(lambda *_: None, stand=lambda standing: found.append(standing()))
     shoal.run(plan, "processes", ticks=1, watch=watching)
     waited = [workers["learner[0]"] for workers in found]
-    assert any("learner[0] waits for env" in why for _, why in waited)
+    assert any("learner[0] waits for env" in one.waits_for for one in waited)
+    assert any(one.stage == "env" and one.pid for workers in found for one in workers.values())
     assert {name for workers in found for name in workers} == {"learner[0]", "env[0]", "env[1]"}
 
 
@@ -346,7 +347,7 @@ def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
     def see(tick, metrics):
         seen.append(tick)
         if len(seen) == 1:
-            until(lambda: max(started for started, _ in asks[-1]().values()) > 32)
+            until(lambda: max(one.tick for one in asks[-1]().values()) > 32)
             asks.clear()  # who asks holds the run's memory
             one = int(children()[0])
             os.kill(one, signal.SIGKILL)

@@ -1,9 +1,12 @@
 """Plans over a real Ray cluster of several raylets: the same numbers, and nothing that hangs."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -229,3 +232,34 @@ def test_no_host_needs_to_have_the_users_own_modules(tmp_path, monkeypatch):
     result = shoal.run(plan, "ray", ticks=3)
     alone = shoal.run(shoal.plan(graph, shoal.fused()), "inline", ticks=3)
     assert largest(result.values, alone.values) < 1e-5
+
+
+STARTED = """
+import subprocess
+from pathlib import Path
+from shoal.runtime.cluster.ray import start_cluster
+
+def listening():
+    rows = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True).stdout.splitlines()
+    return {row.split()[3] for row in rows}
+
+before = listening()
+start_cluster()
+print(*(address.rpartition(":")[0] for address in listening() - before))
+print(oct((Path.home() / ".ray" / "auth_token").stat().st_mode & 0o777))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ss") is None, reason="`ss` shows who listens")
+def test_a_cluster_that_starts_here_listens_on_loopback_and_keeps_its_token_private():
+    hidden = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    env = {name: x for name, x in os.environ.items() if name not in hidden}
+    words = [sys.executable, "-c", STARTED]
+    with tempfile.TemporaryDirectory() as home:  # its path is short, as Ray wants it
+        env |= {"HOME": home, "RAY_TMPDIR": home}  # no cluster is known there
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    *listening, mode = done.stdout.split()
+    assert len(listening) > 3
+    assert set(listening) <= {"127.0.0.1", "[::ffff:127.0.0.1]"}
+    assert mode == "0o600"

@@ -6,19 +6,41 @@ from shoal.cli.main import main
 from shoal.errors import SettingError
 from shoal.runs.records import write_json
 from shoal.runs.status import Status, read_status
+from shoal.runtime.execution.worker_status import WorkerStatus
 
 
 def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
-    status = Status(tmp_path, {"ticks": 13, "replaced": 2, "lost_turns": 1})
-    status.stand(lambda: {"actor[0]": (13, ""), "learner[0]": (12, "learner[0] waits for actor")})
+    status = Status(tmp_path, {"ticks": 13, "replaced": 2, "lost_turns": 1}, print)
+    statuses = {
+        "actor[0]": WorkerStatus(13, "", 4711, "env", 13, 75.0),
+        "learner[0]": WorkerStatus(12, "learner[0] waits for actor", 4712),
+    }
+    status.stand(lambda: statuses)
     assert main(["status", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "running, tick 13, 2 replaced, 1 turns lost; heard 0 s ago" in told
     assert "learner[0] waits for actor" in told
+    assert "4711" in told
+    assert "env for 75 s" in told
     status.close()
     assert main(["status", str(tmp_path)]) == 0
     assert "waits" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", '{"actor": null}', '{"actor": -1}', '{"actor": true}', '{"actor": 2', "\xff"]
+)
+def test_what_is_wrong_in_scale_json_is_reported_once_and_ignored(tmp_path, text, monkeypatch):
+    monkeypatch.setattr("shoal.runs.status.EVERY", 0.0)
+    said = []
+    status = Status(tmp_path, {}, said.append)
+    write_json(tmp_path / "scale.json", {"actor": 3})
+    assert status.scale() == {"actor": 3}
+    (tmp_path / "scale.json").write_bytes(text.encode("latin-1"))
+    assert [status.scale() for _ in range(3)] == [{"actor": 3}] * 3
+    assert len(said) == 1
+    assert "scale.json is ignored" in said[0]
 
 
 def test_a_folder_without_a_run_is_answered(tmp_path):

@@ -150,11 +150,22 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="lost workers within five minutes that the run outlives (default: 3 on Ray, else 0); "
         "those at their own pace are replaced so often each (default: 3)",
     )
+    parser.add_argument(
+        "--step-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="that a step of environments in Python may take; a worker that takes longer is lost "
+        "(default: no limit, and a report after a minute)",
+    )
 
 
 def chosen_cluster(options: argparse.Namespace) -> dict[str, Any]:
     """What is said of a cluster."""
-    said = {"address": options.address, "restarts": options.restarts}
+    said = {
+        "address": options.address,
+        "restarts": options.restarts,
+        "step_timeout": options.step_timeout,
+    }
     if said["address"] and options.backend != "ray":
         raise SettingError(
             f"--address {said['address']} is of a Ray cluster, and the backend isn't `ray`",

@@ -7,6 +7,7 @@ there stay there: only arrays come and go.
 from __future__ import annotations
 
 import atexit
+import traceback
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -111,7 +112,10 @@ def first_rows(simulator: HostSimulator, seeds: np.ndarray) -> Leaves:
 def close_all() -> None:
     """Closes every environment that this process keeps open."""
     for key in [*_open]:
-        _close(key)
+        try:
+            _close(key)
+        except Exception:
+            traceback.print_exc()  # one that fails to close must not keep the others open
 
 
 @dataclass(slots=True)

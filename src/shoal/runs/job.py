@@ -91,6 +91,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
         "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
         "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
         "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
+        "step_timeout": how.get("step_timeout"),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
         "extended": how.get("extended", []),
     }  # fmt: skip
@@ -199,7 +200,13 @@ def _run(
     """Run, and leave a checkpoint however it ends."""
     story = saving.story
     watch = RunCallbacks(
-        story.see, saving.due, saving.keep, story.look, story.status.stand, scale=story.status.scale
+        story.see,
+        saving.due,
+        saving.keep,
+        story.look,
+        story.status.stand,
+        scale=story.status.scale,
+        step_timeout=told["step_timeout"],
     )
     backend, ticks = told["backend"], told["ticks"]
     try:
@@ -247,7 +254,7 @@ class RunLogger:
         self.resumed = list(told.get("resumed", []))
         self.episodes = Episodes.of(told.get("episodes", {}))
         self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
-        self.status = Status(lines.path.parent, summary)
+        self.status = Status(lines.path.parent, summary, progress.say)
         seen = lines.path.with_name("evaluation.jsonl")
         self._evaluations = Evaluations(seen, self.steps_before, progress.say)
         self._by_tick: dict[int, Told] = {}

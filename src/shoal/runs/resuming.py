@@ -40,6 +40,7 @@ class Again(TypedDict, total=False):
     cluster: Cluster
     address: str
     restarts: int
+    step_timeout: float
     algorithm: Any
     env: Any
     checkpoint_every: str | int
@@ -72,6 +73,7 @@ def resume(
         since = _since(folder, job, drawn, told["seed"], announce)
         kept = ("checkpoint_every", "keep", "seed", "restarts")
         settings = {name: how.get(name, told.get(name, 0)) for name in kept}
+        settings["step_timeout"] = how.get("step_timeout", told.get("step_timeout"))
         sources = {f"{name}_from": _source(told[name]) for name in ("algorithm", "env")}
         if "restarts" not in how:
             settings["replaces"] = told.get("replaces", RESTARTS)

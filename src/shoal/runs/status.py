@@ -16,7 +16,8 @@ from shoal.errors import SettingError
 from shoal.runs.checkpoints import ticks_in
 from shoal.runs.disk import free, megabytes, size_of, unless_full
 from shoal.runs.records import write_json
-from shoal.runtime.run import WorkerStatus
+from shoal.runtime.logs import Say
+from shoal.runtime.run import Statuses
 
 FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
@@ -26,16 +27,23 @@ TOLD = ("ticks", "restarts", "replaced", "lost_turns")  # of a run's summary, wh
 class Status:
     """Keeps a run's status.json up to date, and takes it away at the end."""
 
-    def __init__(self, folder: Path, summary: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, summary: Mapping[str, Any], say: Say) -> None:
+        self._say, self._text = say, b""
         self._file, self._last, self._summary = folder / FILE, 0.0, summary
         self._wanted, self._asked = folder / WANTED, 0.0
         self._counts: dict[str, int] = {}
 
-    def stand(self, standing: WorkerStatus) -> None:
+    def stand(self, statuses: Statuses) -> None:
         """Write how workers are, if it is time."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
-            workers = {name: {"tick": t, "waits": why} for name, (t, why) in standing().items()}
+            workers = {
+                name: {
+                    "tick": one.tick, "waits": one.waits_for, "pid": one.pid,
+                    "stage": one.stage, "seconds": round(one.seconds, 1) if one.stage else 0.0,
+                }
+                for name, one in statuses().items()
+            }  # fmt: skip
             told = {name: self._summary[name] for name in TOLD if name in self._summary}
             told |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
             with unless_full():
@@ -45,15 +53,32 @@ class Status:
         """How many replicas somebody wants of each fragment, if they have said so."""
         if time.monotonic() - self._asked >= EVERY / 4:
             self._asked = time.monotonic()
-            with suppress(OSError, ValueError):
-                said = json.loads(self._wanted.read_text(encoding="utf-8"))
-                self._counts = {str(name): int(count) for name, count in said.items()}
+            with suppress(FileNotFoundError):
+                self._read_wanted(self._wanted.read_bytes())
         return self._counts
+
+    def _read_wanted(self, text: bytes) -> None:
+        """Take in what is asked for; what isn't a count for each name is reported, and ignored."""
+        if text == self._text:
+            return
+        self._text = text
+        try:
+            self._counts = check_counts(json.loads(text))
+        except ValueError as error:
+            self._say(f"{self._wanted} is ignored: {error}")
 
     def close(self) -> None:
         """The run has ended: nobody is any way any more."""
         self._file.unlink(missing_ok=True)
         self._wanted.unlink(missing_ok=True)
+
+
+def check_counts(counts: Any) -> dict[str, int]:
+    """`counts` if it is a mapping of names to numbers of replicas."""
+    is_count = isinstance(counts, dict) and all(type(n) is int and n >= 0 for n in counts.values())
+    if not is_count:
+        raise ValueError('it must hold a JSON object of counts, such as {"actor": 4}')
+    return counts
 
 
 def newest_run(folder: Path) -> Path:
@@ -95,7 +120,9 @@ def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
                 f"Choose {least} to {most}.",
             )
     before = folder / WANTED
-    said = json.loads(before.read_text(encoding="utf-8")) if before.exists() else {}
+    said = {}
+    with suppress(FileNotFoundError, ValueError):
+        said = check_counts(json.loads(before.read_bytes()))
     write_json(before, said | counts)
     return said | counts
 
@@ -132,9 +159,12 @@ def shown(folder: Path) -> tuple[str, Table | None]:
     told += f"; heard {ago:.0f} s ago"
     if ago > 10 * EVERY:
         told += " (its driver has stopped, or waits itself)"
-    table = Table("worker", "tick", "waits for")
+    table = Table("worker", "pid", "tick", "in stage", "waits for")
     for name, one in status["workers"].items():
-        table.add_row(name, f"{one['tick']:,}", one["waits"] or "-")
+        stage, seconds = one.get("stage", ""), one.get("seconds", 0.0)
+        inside = f"{stage} for {seconds:.0f} s" if stage and seconds >= 1 else stage
+        pid = str(one.get("pid") or "-")
+        table.add_row(name, pid, f"{one['tick']:,}", inside or "-", one["waits"] or "-")
     return told, table
 
 

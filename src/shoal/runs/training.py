@@ -44,6 +44,7 @@ class How(TypedDict, total=False):
     cluster: Cluster
     address: str  # of a Ray cluster; without it, the one at hand
     restarts: int  # losses of workers within five minutes that a run outlives
+    step_timeout: float  # seconds that a step of environments in Python may take
     folder: str | Path
     name: str
     progress: bool

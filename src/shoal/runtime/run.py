@@ -8,12 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf
 from typing import Any, Protocol
 
 import jax
 
 from shoal.compile_cache import use_compile_cache
-from shoal.errors import MissingExtraError, RunError, ShoalError, UnknownNameError, user_place
+from shoal.errors import (
+    MissingExtraError,
+    RunError,
+    SettingError,
+    ShoalError,
+    UnknownNameError,
+    user_place,
+)
 from shoal.graph.ir import Graph
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
@@ -25,6 +33,8 @@ from shoal.runtime.execution.local_run import Inline, LocalRun, Threaded
 from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.execution.worker_status import WorkerStatus
+from shoal.runtime.logs import Say
 from shoal.runtime.net.codec import Sent
 from shoal.signals import SignalOwner, owned
 
@@ -50,8 +60,10 @@ BACKENDS: dict[str, Callable[..., RunHandle]] = {
     "ray": _on_ray,
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
+HUNG_STEP_TIMEOUT_S = 60.0  # after which a stage in Python that hasn't returned is reported
+LOOK_S = 1.0  # between looks at what workers are doing
 Watch = Callable[[int, Shown], None]
-WorkerStatus = Callable[[], dict[str, tuple[int, str]]]  # workers, their ticks, what they wait for
+Statuses = Callable[[], dict[str, WorkerStatus]]
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,11 @@ class RunCallbacks:
     due: Callable[[int], int | None] = lambda tick: None
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
-    stand: Callable[[WorkerStatus], None] = lambda standing: None
+    stand: Callable[[Statuses], None] = lambda statuses: None
     mending: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
+    say: Say = lambda line: None  # reports what the owner should know
+    step_timeout: float | None = None  # seconds that one call of a stage in Python may take
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,14 @@ class RunHandle(Protocol):
         """Metrics of onlookers, with the tick whose values they looked at."""
         ...
 
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """What each worker is doing."""
+        ...
+
+    def fail(self, worker: str, what: str, fix: str) -> None:
+        """Count a worker as lost, with this error."""
+        ...
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that the limit asks for, if it is there; each is given once."""
         ...
@@ -147,11 +169,12 @@ def run(
     """
     use_compile_cache()
     check_backend(backend)
-    start = as_snapshot(plan.graph, state)
-    del state  # what is large is held once
     watching = (
         watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
     )
+    check_step_timeout(plan, backend, watching.step_timeout)
+    start = as_snapshot(plan.graph, state)
+    del state  # what is large is held once
     with owned() as owner:
         if owner.requested:
             return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
@@ -233,6 +256,24 @@ def check_backend(name: str) -> str:
     return name
 
 
+def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
+    """Check that steps can be ended after `seconds`, if that is asked for."""
+    if seconds is None:
+        return
+    if not 0 < seconds < inf:
+        raise SettingError(f"step_timeout={seconds:g} is no time", "Set seconds above 0.")
+    if not any(stage.host for stage in plan.graph.stages):
+        raise SettingError(
+            "a step timeout is set, and no stage of this loop runs in Python",
+            "Leave it out: what is compiled can't be ended in the middle.",
+        )
+    if backend == "inline":
+        raise SettingError(
+            "a step timeout is set, and the backend `inline` runs steps on the caller's thread",
+            "Use threads, processes or ray, whose steps can be watched.",
+        )
+
+
 def make_run(plan: Plan, backend: str, start: Snapshot) -> RunHandle:
     """Everything that a run needs, ready to start: one program, or pieces."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
@@ -253,6 +294,7 @@ def _watched(
     Where ends turn at their own pace it may be later that they have all given their part.
     """
     seen, asked, taken = clock.tick, limit.asked.number > 0, deque[Snapshot]()
+    steps = StepWatch(watching.say, watching.step_timeout)
 
     def keep() -> bool:
         taken.extend(going.snapshots())
@@ -269,10 +311,47 @@ def _watched(
             yield tick
         for tick, metrics in going.looked():
             watching.look(tick, metrics)
+        if more:
+            watching.stand(going.statuses)
+            steps.look(going)
         if more and isinstance(going, ProcessRun):
-            watching.stand(going.standing)
             going.scale(watching.scale())
         asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
+
+
+@dataclass
+class StepWatch:
+    """Reports stages in Python that don't return, and ends those that take longer than they may."""
+
+    say: Say
+    timeout: float | None = None
+    _last: float = 0.0
+    _reported: set[tuple[str, int]] = field(default_factory=set)
+
+    def look(self, going: RunHandle) -> None:
+        """Look at what workers are doing, if it is time."""
+        if time.monotonic() - self._last < min(LOOK_S, (self.timeout or LOOK_S) / 4):
+            return
+        self._last = time.monotonic()
+        for worker, status in going.statuses().items():
+            if not status.stage:
+                continue
+            pid = f" (pid {status.pid})"
+            if self.timeout is not None and status.seconds >= self.timeout:
+                going.fail(
+                    worker,
+                    f"worker {worker}{pid} has been in {status.where}, longer than the step "
+                    f"timeout of {self.timeout:g} s",
+                    "Find out why the step doesn't return, or allow more with --step-timeout.",
+                )
+            elif status.seconds >= HUNG_STEP_TIMEOUT_S:
+                self._report(worker, status, f"worker {worker}{pid} has been in {status.where}")
+
+    def _report(self, worker: str, status: WorkerStatus, line: str) -> None:
+        """Report a stage that hasn't returned, once."""
+        if (worker, status.stage_tick) not in self._reported:
+            self._reported.add((worker, status.stage_tick))
+            self.say(f"{line}; --step-timeout SECONDS would end it")
 
 
 def _ask(limit: Limit, tick: int | None) -> bool:
@@ -292,7 +371,7 @@ def _turns(
         yield True
         if owner.requested and not limit.is_stopping:
             limit.stop()
-            watching.mending.say(owner.told)
+            watching.say(owner.told)
         if limit.is_stopping:
             until = min(until, time.monotonic() + PATIENCE)
             if time.monotonic() >= until:

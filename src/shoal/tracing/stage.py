@@ -119,7 +119,7 @@ def host(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (rows, shared)
             )
             wanted = returns(*specs[0], **specs[1])
-            python = _python(function, fixed, (rows, shared), wanted)
+            python = _python(function, fixed, specs, wanted)
             return jax.pure_callback(python, wanted, *rows, **shared)
 
         return Stage(function, called, label_of(mark), partial(_again, function, mark, returns))

@@ -16,6 +16,7 @@ from shoal.planning.plan import MOST_COPIED, Replica
 from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, fence
 from shoal.runtime.execution.scheduler import Stopped
 from shoal.runtime.execution.snapshot import Asked
+from shoal.runtime.execution.worker_status import WorkerStatus
 
 BANKS = 3  # a tick that all kept is in one of them while the others are written
 FINAL = BANKS  # the bank for what ends carry when they end
@@ -62,6 +63,8 @@ class ControlLayout:
     leaves: int
     bells: int
     notes: int
+    stages: int
+    stage_names: tuple[str, ...]  # of stages in Python
     teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
     cells: Mapping[str, ArraySpec]
     rows: int
@@ -77,12 +80,14 @@ class ControlLayout:
         cells: Mapping[str, ArraySpec],
         rows: int,
         posts: tuple[EndpointLayout, ...],
+        stage_names: tuple[str, ...],
         room: Room,
     ) -> ControlLayout:
         """Take as much room as it all needs."""
         words = room.take(5 * LINE)
         started, turned, lost, leaves = (room.take(len(teams) * LINE) for _ in range(4))
         bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
+        stages = room.take(3 * len(teams) * LINE), stage_names
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
             {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
@@ -93,7 +98,7 @@ class ControlLayout:
         named = {p.replica: p for p in posts}
         counts = words, started, turned, lost, leaves
         return ControlLayout(
-            *counts, bells, notes, teams, cells, rows, kept, marks, flights, named, shows
+            *counts, bells, notes, *stages, teams, cells, rows, kept, marks, flights, named, shows
         )
 
     def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
@@ -131,7 +136,18 @@ class ControlBlock:
         self._marks = memory.packed(board.marks, count * (START + 1))
         self._flights = memory.packed(board.flights, START + 1)
         self._notes = memory.array(board.notes, (len(board.teams), NOTE), "uint8")
+        self._stages = memory.words(board.stages, 3 * len(board.teams))
+        self._numbers = {name: n for n, name in enumerate(board.stage_names, 1)}
         self._check = check
+
+    def enter_stage(self, team: int, stage: str, tick: int) -> None:
+        """Note that a team begins to run a stage in Python."""
+        self._stages[3 * team + 1], self._stages[3 * team + 2] = tick, time.monotonic_ns()
+        self._stages[3 * team] = self._numbers[stage]
+
+    def leave_stage(self, team: int) -> None:
+        """Note that the stage has returned or failed."""
+        self._stages[3 * team] = 0
 
     def bell(self, team: int, spin: float = 0.0) -> FutexWaker:
         """The bell of a team."""
@@ -164,14 +180,15 @@ class ControlBlock:
         self._notes[team, : len(said)] = np.frombuffer(said, np.uint8)
         self._notes[team, len(said)] = 0
 
-    def standing(self, team: int) -> tuple[int, str]:
-        """How many ticks a team has started, and what it waits for, if for long.
-
-        Of one that turns at its own pace, how many turns it has made.
-        """
-        said = self._notes[team].tobytes().partition(b"\0")[0]
-        ticks = self._started[team] or self._turned[team]
-        return int(ticks), said.decode(errors="replace")
+    def status(self, team: int, pid: int) -> WorkerStatus:
+        """What a team is doing, in the process `pid`."""
+        note = self._notes[team].tobytes().partition(b"\0")[0].decode(errors="replace")
+        ticks = int(self._started[team] or self._turned[team])
+        number, tick, since = self._stages[3 * team : 3 * team + 3]
+        if not number:
+            return WorkerStatus(ticks, note, pid)
+        seconds = (time.monotonic_ns() - since) / 1e9
+        return WorkerStatus(ticks, note, pid, self._board.stage_names[number - 1], tick, seconds)
 
     def did_turn(self, team: int) -> None:
         """An end of a team has made a turn."""

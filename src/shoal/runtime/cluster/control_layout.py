@@ -18,9 +18,9 @@ Programs = Mapping[str, Program]
 def make_control_layout(plan: Plan, programs: Programs, room: Room) -> ControlLayout:
     """The board of a plan, for all workers that there may be."""
     teams = tuple((f, w) for f in programs for w in range(plan.workers(f)))
-    return ControlLayout.plan(
-        teams, _cells(plan), plan.graph.envs, tuple(_posts(plan, programs)), room
-    )
+    stages = tuple(dict.fromkeys(stage.stage for stage in plan.graph.stages if stage.host))
+    posts = tuple(_posts(plan, programs))
+    return ControlLayout.plan(teams, _cells(plan), plan.graph.envs, posts, stages, room)
 
 
 def _cells(plan: Plan) -> dict[str, ArraySpec]:

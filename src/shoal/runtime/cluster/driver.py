@@ -18,9 +18,9 @@ from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_block import BANKS, FINAL, SNAP
 from shoal.runtime.cluster.control_layout import make_control_layout
-from shoal.runtime.cluster.host_agent import Doors, Left
+from shoal.runtime.cluster.host_agent import CLOSE_GRACE_S, STOP_GRACE_S, Doors, Left
 from shoal.runtime.cluster.hosts import Hosts, LocalHosts, Wanted
-from shoal.runtime.cluster.launching import told_error, told_lost
+from shoal.runtime.cluster.launching import WorkerExit, lost
 from shoal.runtime.cluster.replica_set import ReplicaSet
 from shoal.runtime.cluster.supervisor import RestartPolicy, Supervisor
 from shoal.runtime.debug.blame import bad_metrics, not_finite
@@ -28,6 +28,7 @@ from shoal.runtime.execution.compiled_executor import raw, wrapped
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.snapshot import Snapshot, check_complete
+from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.codec import Sent, total
 from shoal.runtime.net.wiring import divide, make_lines
 
@@ -122,7 +123,7 @@ class ProcessRun:
 
     def _raise(self, failure: ShoalError) -> Never:
         """End with a failure that carries the newest state from which no tick is left out."""
-        self._sites.end()
+        self._sites.end(STOP_GRACE_S)
         good = self._good(self._collector.told)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
             setattr(failure, name, x)
@@ -161,7 +162,7 @@ class ProcessRun:
             self._come_and_go()
         return any(one.running for one in news if one is not None)
 
-    def _lose(self, number: int, told: dict[str, Any]) -> None:
+    def _lose(self, number: int, told: WorkerExit) -> None:
         """A worker has ended: as it should, or it is replaced, or the run fails with it."""
         if number in self._roster.leaving:
             self._mender.clear_up(number)
@@ -169,14 +170,14 @@ class ProcessRun:
             return
         if self._mender.knows(number):
             return
-        fails = told["failed"] and self._failure is None
+        fails = bool(told.kind) and self._failure is None
         if fails and self._is_done() and self._mender.can(number):
             fails = False  # nobody needs it any more
         if fails and self._mender.takes_on(number, told):
             return
         self._ended.add(number)
         if fails:
-            self._failure = told_error(told)
+            self._failure = (self._mender.refused or told).error
 
     def _is_done(self) -> bool:
         """Whether all that count ticks have ended."""
@@ -242,16 +243,16 @@ class ProcessRun:
         lost = [n for n in self._held[site] if n in self._roster.present]
         self._held[site] = []
         for number in lost:
-            told = told_lost(self._hiring.crowd.names[number])
+            told = lost_with_host(self._hiring.crowd.names[number])
             self._awaits -= self._ends([number])
             spared = self._roster.can_spare(number)
             if not self._mender.takes_on(number, told, Left({}, {})):
-                self._failure = self._failure or told_error(told)
+                self._failure = self._failure or told.error
             elif spared or not self._come(number):
                 self._mender.give_up(number)
                 self._roster.leave([number])
                 if not spared:
-                    self._failure = self._failure or told_error(told)
+                    self._failure = self._failure or told.error
 
     def _counts(self, held: Sequence[tuple[str, int]]) -> bool:
         return any(fragment not in self._plan.free for fragment, _ in held)
@@ -269,9 +270,15 @@ class ProcessRun:
         names = dict.fromkeys(name for one in told for name in one)
         return {n: total(one[n] for one in told if n in one) for n in names}
 
-    def standing(self) -> dict[str, tuple[int, str]]:
-        """For each worker: ticks it has started, and what it waits for, if for long."""
-        return {k: v for found in self._each("standing") for k, v in found.items()}
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """What each worker of a fragment is doing."""
+        return {k: v for found in self._each("statuses") for k, v in found.items()}
+
+    def fail(self, worker: str, what: str, fix: str) -> None:
+        """End a worker at once: it is lost with this error, and may be replaced."""
+        names = [[f"{f}[{w}]" for f, w in held] for held in self._hiring.seats]
+        number = next(n for n, held in enumerate(names) if worker in held)
+        self._at(number, "fail", number, what, fix)
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """What onlookers have shown, as far as `ready` has seen it come."""
@@ -288,7 +295,7 @@ class ProcessRun:
 
     def final(self) -> Snapshot:
         """The state that all ends have reached together, or the last that they all kept."""
-        self._sites.end()
+        self._sites.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
         ended = self._kept()[FINAL]
         counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
@@ -358,6 +365,13 @@ class ProcessRun:
         """End all workers and give everything back."""
         self._mender.close()
         self._sites.close()
+
+
+def lost_with_host(worker: str) -> WorkerExit:
+    """The exit of a worker whose host is gone."""
+    return lost(
+        worker, f"worker {worker} is lost with its host", "`ray status` shows what is left."
+    )
 
 
 def _places(doors: Doors) -> Iterator[tuple[Any, str]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,13 +25,23 @@ from shoal.runtime.cluster.control_block import (
     ControlBlock,
     ControlLayout,
 )
-from shoal.runtime.cluster.launching import PATIENCE, Child, spawn, told_of
+from shoal.runtime.cluster.launching import (
+    WorkerExit,
+    WorkerProcess,
+    kill_marked,
+    lost,
+    name_of,
+    spawn,
+)
 from shoal.runtime.cluster.worker_config import ProcessSpec
+from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.codec import Sent, total
 from shoal.runtime.net.connections import Address
 from shoal.runtime.net.sockets import LOOPBACK, listen
 
 GATHER = 0.05  # seconds that news may wait for more: each telling takes time, on a cluster most
+CLOSE_GRACE_S = 5.0  # for workers to close their environments and end
+STOP_GRACE_S = 1.0  # the same after a stop or a failure
 Shares = dict[tuple[Replica, str], np.ndarray]
 
 
@@ -40,7 +49,7 @@ class News(NamedTuple):
     """What has happened at a site since it was last heard of."""
 
     shown: list[tuple[int, Replica, dict[str, np.ndarray], tuple[int, ...]]]
-    ended: dict[int, dict[str, Any]]  # workers that have ended, by number, and how
+    ended: dict[int, WorkerExit]  # workers that have ended, by number, and how
     running: int
     back: tuple[int, ...] = ()  # workers that took a lost one's place, and have made a turn
 
@@ -76,7 +85,9 @@ class HostAgent:
         self._bell = self._board.driver_bell
         self._host, self._doors = LOOPBACK, list[socket.socket]()
         self._late: dict[int, socket.socket] = {}  # doors of workers that are to come
-        self._children: dict[int, Child] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+        self._known = set[int]()  # workers whose end the driver knows of
+        self._mark = uuid.uuid4().hex
         self._cores: dict[int, tuple[int, ...]] = {}
         self._awaited: dict[int, dict[int, int]] = {}  # workers to be back: turns of their teams
         self._shows: dict[Replica, Any] = {}
@@ -101,9 +112,9 @@ class HostAgent:
             for one, own, door in zip(hires, cores, doors, strict=True):
                 self._cores[one.number] = own
                 self._show(one)
-                self._children[one.number] = spawn(one, own, self._memory, door)
+                self._workers[one.number] = spawn(one, own, self._memory, self._mark, door)
         except BaseException:
-            self.close()  # those that have started would wait for the others for ever
+            self.close(0.0)  # those that have started would wait for the others for ever
             raise
 
     def hear(self, seconds: float) -> News:
@@ -113,16 +124,14 @@ class HostAgent:
         until = time.monotonic() + GATHER
         while not self._is_pressing() and (left := until - time.monotonic()) > 0:
             self._bell.wait(self._is_pressing, left)
-        ended = {}
-        for number, child in self._children.items():
-            if child.process.poll() is not None and not child.told:
-                ended[number] = child.told = _heard(child)
+        ended = {n: exit for n in self._workers if n not in self._known and (exit := self._exit(n))}
+        self._known |= ended.keys()
         shown = [
             (tick, replica, metrics, lags)
             for replica, show in self._shows.items()
             for tick, metrics, lags in show.take()
         ]
-        running = sum(c.process.poll() is None for c in self._children.values())
+        running = len(self._workers) - len(self._known)
         return News(shown, ended, running, tuple(self._back()))
 
     def _back(self) -> Iterator[int]:
@@ -133,11 +142,11 @@ class HostAgent:
 
     def end(self, hire: ProcessSpec, note: str) -> Kept:
         """End a worker at once, if it hasn't ended; before which ticks its ends kept what."""
-        child = self._children.get(hire.number)
-        if child is not None and not child.told:
-            child.process.kill()
-            child.process.wait()
-            child.told = _heard(child)
+        if hire.number in self._workers:
+            exit = self._exit(hire.number)
+            grace = CLOSE_GRACE_S if exit and not exit.kind else 0.0
+            self._workers[hire.number].close(time.monotonic() + grace)
+            self._known.add(hire.number)
         for seat in hire.seats:
             self._board.note(self._layout.teams.index(seat), note)
         every = {bank: self._board.ticks(bank) for bank in range(SNAP + 1)}
@@ -209,7 +218,8 @@ class HostAgent:
             "life": joins.life, "party": list(joins.party.items()),
         }  # fmt: skip
         door = self._late.pop(hire.number, None)
-        self._children[hire.number] = spawn(hire, cores, self._memory, door, again)
+        self._known.discard(hire.number)
+        self._workers[hire.number] = spawn(hire, cores, self._memory, self._mark, door, again)
 
     def dismiss(self, hire: ProcessSpec) -> None:
         """Let a worker that turns at its own pace end after the turn that it is in."""
@@ -233,23 +243,39 @@ class HostAgent:
 
     def _has_ended(self) -> bool:
         """Whether some worker has, and nobody knows."""
-        return any(c.process.poll() is not None and not c.told for c in self._children.values())
+        return any(n not in self._known and self._exit(n) for n in self._workers)
+
+    def _exit(self, number: int) -> WorkerExit | None:
+        """How a worker ended, if it has."""
+        return self._workers[number].poll(self._doing(number))
+
+    def _doing(self, number: int) -> str:
+        """The stage in Python that a worker is in, and at which tick, in words."""
+        for seat in self._workers[number].seats:
+            status = self._board.status(self._layout.teams.index(seat), 0)
+            if status.stage:
+                return f"stage `{status.stage}` at tick {status.stage_tick}"
+        return ""
 
     def _is_pressing(self) -> bool:
         """Whether there is nothing to hear, or so much that somebody may soon have to wait."""
         many = any(show.waiting >= MANY for show in self._shows.values())
         return many or self._has_ended() or not self._is_new()
 
-    def standing(self) -> dict[str, tuple[int, str]]:
-        """For each worker's fragment: ticks it has started, and what it waits for, if for long."""
-        there = [c for n, c in self._children.items() if n in self._awaited or not c.told]
-        held = [seat for child in there for seat in child.seats]
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """What each worker of a fragment is doing."""
+        running = [w for n, w in self._workers.items() if n not in self._known]
         return {
-            f"{fragment}[{worker}]": self._board.standing(
-                self._layout.teams.index((fragment, worker))
-            )
-            for fragment, worker in held
+            name_of((seat,)): self._board.status(self._layout.teams.index(seat), one.process.pid)
+            for one in running
+            for seat in one.seats
         }
+
+    def fail(self, number: int, what: str, fix: str) -> None:
+        """End a worker at once, and report that it is lost with this error."""
+        worker = self._workers[number]
+        if not worker.exit:
+            worker.kill(lost(worker.name, what, fix))
 
     def hold(self) -> int:
         """Let nobody start a tick for a moment; how many ticks were started."""
@@ -282,30 +308,20 @@ class HostAgent:
 
     def sent(self) -> dict[str, Sent]:
         """What workers of this site that have ended had sent to other hosts, by channel."""
-        told = [child.told.get("sent", {}) for child in self._children.values()]
+        told = [one.exit.sent for one in self._workers.values() if one.exit]
         names = dict.fromkeys(name for one in told for name in one)
         return {n: total(one[n] for one in told if n in one) for n in names}
 
-    def close(self) -> None:
-        """End all workers, gently and then not."""
+    def close(self, grace: float = CLOSE_GRACE_S) -> None:
+        """End all workers, after a grace period by force, and all that they have started."""
         self._board.halt()
-        until = time.monotonic() + PATIENCE
-        for child in self._children.values():
-            try:
-                child.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            child.told = child.told or _heard(child)
+        until = time.monotonic() + grace
+        for number, worker in self._workers.items():
+            worker.close(until, self._doing(number))
+        if self._workers:
+            kill_marked(self._mark)
         for door in (*self._doors, *self._late.values()):
             door.close()
-
-
-def _heard(child: Child) -> dict[str, Any]:
-    line = child.report.readline()
-    child.close()
-    told = json.loads(line) if line else {}
-    return {"failed": child.process.returncode != 0, **told_of(child, told)}
 
 
 def free_port(host: str = LOOPBACK) -> int:

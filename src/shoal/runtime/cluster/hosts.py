@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shoal.runtime.cluster.control_block import ControlLayout
-from shoal.runtime.cluster.host_agent import Doors, HostAgent
+from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
 from shoal.runtime.cluster.machine import check_memory
 
 
@@ -45,8 +45,8 @@ class Hosts(Protocol):
         """Let one site do something; what it answers."""
         ...
 
-    def end(self) -> None:
-        """End all workers, gently and then not; what they kept can still be had."""
+    def end(self, grace: float) -> None:
+        """End all workers, after a grace period by force; what they kept can still be had."""
         ...
 
     def close(self) -> None:
@@ -87,13 +87,13 @@ class LocalHosts:
         """Let one site do something."""
         return getattr(self._sites[site], does)(*args)
 
-    def end(self) -> None:
+    def end(self, grace: float) -> None:
         """End all workers."""
         for site in self._sites:
             site.halt()
         for site in self._sites:
-            site.close()
+            site.close(grace)
 
     def close(self) -> None:
         """End all workers; their memory is freed with the run."""
-        self.end()
+        self.end(STOP_GRACE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -10,9 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -25,7 +28,7 @@ from shoal.planning.segments import Program
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.driver import ProcessRun
-from shoal.runtime.cluster.host_agent import Doors, HostAgent
+from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
 from shoal.runtime.cluster.hosts import Wanted
 from shoal.runtime.cluster.machine import check_memory
 from shoal.runtime.cluster.replica_set import ReplicaSet
@@ -35,6 +38,7 @@ from shoal.runtime.logs import listener, listening
 LOOK = 2.0  # seconds between looks for hosts that have come
 PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
 KNOCK = 10.0  # seconds in which a cluster has to answer at all
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
 LOADING = 120.0  # seconds that a host may take until it answers for the first time
 
 
@@ -74,9 +78,51 @@ def knock(address: str) -> None:
 
 
 def _connect(address: str) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "warning"}
     with own_signals():
-        ray.init(address=address or None, **quiet)
+        try:
+            ray.init(address=address or "auto", **QUIET)
+        except ConnectionError:
+            if address:
+                raise
+            start_cluster()
+
+
+def start_cluster() -> None:
+    """Start a cluster of this host alone, which no other host can reach."""
+    make_token()
+    with on_loopback():
+        ray.init(address="local", include_dashboard=False, **QUIET)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Let a cluster that starts here be reached from this host alone.
+
+    Ray replaces any loopback address that it is given by one that other hosts reach, unless it
+    takes this system for one without clusters.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def make_token() -> None:
+    """Make the token that Ray asks its clients for, for this user's eyes only.
+
+    Ray makes one itself where there is none, which everybody on this host can read.
+    """
+    if {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w", encoding="ascii") as token:
+            token.write(secrets.token_hex(32))
+    path.chmod(0o600)
 
 
 def use_token() -> bool:
@@ -274,17 +320,17 @@ class RayHosts:
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
             ) from error
 
-    def end(self) -> None:
+    def end(self, grace: float) -> None:
         """End all workers that can be reached."""
-        for does in ("halt", "close"):
+        for does in (("halt",), ("close", grace)):
             there = [i for i in range(len(self._posts)) if i not in self._gone]
-            for i, call in [(i, self._posts[i].do.remote(does)) for i in there]:
+            for i, call in [(i, self._posts[i].do.remote(*does)) for i in there]:
                 with suppress(LostError, RayError):
                     self._answer(i, call)
 
     def close(self) -> None:
         """End all workers and give everything back."""
-        self.end()
+        self.end(STOP_GRACE_S)
         late = self._posts[self._first :] + ([self._coming[0]] if self._coming else [])
         for post in late:  # those from the start end with their group
             ray.kill(post)

@@ -54,6 +54,7 @@ class RecoveryPolicy:
         watching = (
             watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
         )
+        watching = replace(watching, say=self.say)
         times = self.restarts if self.replaces is None else self.replaces
         mending = RestartPolicy(times, self.fresh, self.replaced, self.say)
         watching = replace(watching, mending=mending)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from shoal.planning.restart_groups import Kept, groups, newest_together, parties
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.host_agent import Joins, Left, Shares
+from shoal.runtime.cluster.launching import WorkerExit
 from shoal.runtime.cluster.worker_config import ProcessSpec
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
@@ -92,6 +93,7 @@ class Supervisor:
     at: Callable[..., Any] = lambda number, does, *args: None  # what a worker's site is to do
     each: Callable[..., Any] = lambda does: []
     hires: Sequence[ProcessSpec] = ()
+    refused: WorkerExit | None = None  # the last that was lost too often
     _opened: int = 0
     _losses: dict[int, list[float]] = field(default_factory=dict)
     _gaps: dict[Party, PendingRestart] = field(default_factory=dict)
@@ -137,12 +139,12 @@ class Supervisor:
         found = [n for n in every if self.how.restarts or self.seats[n][0][0] in elastic]
         return tuple(dict.fromkeys(frozenset(self._parties[n]) for n in found))
 
-    def takes_on(self, number: int, told: dict[str, Any], left: Left | None = None) -> bool:
+    def takes_on(self, number: int, told: WorkerExit, left: Left | None = None) -> bool:
         """Whether a worker that failed is replaced; if it fails again and again, it isn't.
 
         `left` is what it leaves, where its site can't be asked any more.
         """
-        if told["kind"] != "LostError" or not self.how.restarts or not self.can(number):
+        if told.kind != "LostError" or not self.how.restarts or not self.can(number):
             return False
         party = self._parties[number]
         if left is not None and len(party) > 1:
@@ -152,14 +154,13 @@ class Supervisor:
         self._losses[number] = [*recent, now]
         if len(recent) >= self.how.restarts:
             times = "once" if len(recent) == 1 else f"{len(recent)} times"
-            told["kind"], told["what"] = (
-                "RunError",
-                f"{told['what']}, after it was replaced {times}",
+            self.refused = replace(
+                told, kind="RunError", what=f"{told.what}, after it was replaced {times}"
             )
             return False
         self._settle(party)  # it may be lost again before it was back
         self._open(party, left or self.clear_up(number, "lost, and being replaced"))
-        loss = WorkerFailure(told["worker"], told["what"], self._lost(party))
+        loss = WorkerFailure(told.worker, told.what, self._lost(party))
         self._gaps[party].loss = loss
         self.how.tell(loss)
         return True

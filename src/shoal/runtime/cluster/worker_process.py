@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from shoal.errors import ShoalError, user_place
 from shoal.planning.plan import Replica, WorkerId
@@ -55,6 +55,7 @@ def main() -> None:
         sys.meta_path.insert(0, Modules(first["modules"]))
         orders = pickle.load(pipe)  # from the process that started this one, and nobody else
     report = os.fdopen(report_fd, "w", buffering=1)
+    os.register_at_fork(after_in_child=partial(_after_fork, report_fd))
     if first["cores"]:
         os.sched_setaffinity(0, first["cores"])
     join_fences()
@@ -77,14 +78,20 @@ def main() -> None:
         pass
     except BaseException as error:
         failures.append(Failure(orders.seats[0], 0, error))
-    said = _told(failures[0]) if failures else {"sent": hall.sent}
-    report.write(json.dumps(said) + "\n")
+    report.write(json.dumps(_told(failures[0]) if failures else {"sent": hall.sent}) + "\n")
     report.flush()
     if not failures:
         hall.close()
+    _exit(1 if failures else 0)
+
+
+def _exit(code: int) -> NoReturn:
+    """Close the environments that this process has opened, and end it."""
+    if host := sys.modules.get("shoal.envs.host"):
+        host.close_all()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if failures else 0)  # nothing that a library left running can hold us up
+    os._exit(code)  # nothing that a library left running can hold us up
 
 
 def _anew(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels:
@@ -105,6 +112,15 @@ def _live_with(driver: int) -> Callable[[], None]:
     return check_parent
 
 
+def _after_fork(report_fd: int) -> None:
+    """Make a process that user code forks end with this one, and take signals as others do."""
+    os.close(report_fd)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
 def _turn(
     board: ControlBlock, seated: tuple[int, Scheduler, list[ReplicaRunner]], failures: list[Failure]
 ) -> None:
@@ -116,6 +132,8 @@ def _turn(
         pass
     except Failure as failure:
         failures.append(failure)
+    except BaseException as error:  # a thread must not end without a report
+        failures.append(Failure(workers[0].replica, workers[0].tick, error))
     for worker in workers:
         if not worker.broken:
             leave(board, FINAL, worker)
@@ -157,6 +175,14 @@ class _ProcessReporter:
         # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
         if show.waiting == 1 or show.waiting >= MANY:
             self._bell.ring()
+
+    def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
+        """Note that a replica begins to run a stage in Python."""
+        self._board.enter_stage(self._ends[replica[0]][replica[1]], stage, tick)
+
+    def leave_stage(self, replica: Replica) -> None:
+        """Note that the stage has returned or failed."""
+        self._board.leave_stage(self._ends[replica[0]][replica[1]])
 
     def keep(self, worker: ReplicaRunner) -> None:
         """Write what an end carries before a tick."""

@@ -20,6 +20,7 @@ from shoal.runtime.execution.lowering import PART, Lay, Lowering, lowering_of
 from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.execution.worker_status import WorkerStatus
 
 MOST_TICKS = 64
 SECONDS_A_CALL = 0.25
@@ -164,6 +165,13 @@ class FusedRun:
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """Nobody looks on: there is one program."""
         return iter(())
+
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """Nothing of it is Python that could hang."""
+        return {}
+
+    def fail(self, worker: str, what: str, fix: str) -> None:
+        """There is no worker that could be lost."""
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when it has been taken."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shoal.errors import RunError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.policy import lag_of
@@ -33,6 +34,7 @@ from shoal.runtime.execution.snapshot import (
     value_of,
 )
 from shoal.runtime.execution.threads import Threads, ThreadWaker
+from shoal.runtime.execution.worker_status import WorkerStatus
 
 
 def lagged(plan: Plan) -> Iterator[Lagged]:
@@ -108,6 +110,17 @@ class LocalRun:
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """What onlookers have shown."""
         return self._collector.looked()
+
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """What each replica is doing."""
+        return {
+            f"{w.replica[0]}[{w.replica[1]}]": self._collector.status(w.replica, w.tick)
+            for w in self.workers
+        }
+
+    def fail(self, worker: str, what: str, fix: str) -> None:
+        """End the run: a thread can't be ended from outside."""
+        raise RunError(what, fix)
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
@@ -214,6 +227,7 @@ class Inline:
         self._pieces, self._limit = pieces, Limit(0)
         self._team = Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many)
         self.ready, self.looked = pieces.ready, pieces.looked
+        self.statuses, self.fail = pieces.statuses, pieces.fail
         self.final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
@@ -259,6 +273,7 @@ class Threaded:
         bells = {name: ThreadWaker(halt) for name in pieces.teams_named}
         self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
         self.ready, self.looked = pieces.ready, pieces.looked
+        self.statuses, self.fail = pieces.statuses, pieces.fail
         self._final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -15,6 +17,7 @@ from shoal.planning.policy import is_late
 from shoal.planning.segments import Program
 from shoal.runtime.execution.replica_runner import ReplicaRunner
 from shoal.runtime.execution.snapshot import Share
+from shoal.runtime.execution.worker_status import WorkerStatus
 
 Shown = dict[str, np.ndarray]
 LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
@@ -59,6 +62,20 @@ class Collector:
         self._all = sum(plan.ends(p.fragment) for p in programs)
         self._snapped: queue.SimpleQueue[tuple[Replica, Share]] = queue.SimpleQueue()
         self._shares: dict[Replica, Share] = {}
+        self._in_stage: dict[Replica, tuple[str, int, float]] = {}
+
+    def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
+        """Note that a replica begins to run a stage in Python."""
+        self._in_stage[replica] = stage, tick, time.monotonic()
+
+    def leave_stage(self, replica: Replica) -> None:
+        """Note that the stage has returned or failed."""
+        self._in_stage.pop(replica, None)
+
+    def status(self, replica: Replica, tick: int) -> WorkerStatus:
+        """What a replica is doing."""
+        stage, at, since = self._in_stage.get(replica, ("", 0, 0.0))
+        return WorkerStatus(tick, "", os.getpid(), stage, at, time.monotonic() - since)
 
     def keep(self, worker: ReplicaRunner) -> None:
         """Let an end keep what it carries."""

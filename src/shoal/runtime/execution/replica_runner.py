@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +120,14 @@ class Reporter(Protocol):
         """Take an end's part of the snapshot that was asked for."""
         ...
 
+    def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
+        """Note that a replica begins to run a stage in Python."""
+        ...
+
+    def leave_stage(self, replica: Replica) -> None:
+        """Note that the stage has returned or failed."""
+        ...
+
 
 class ReplicaRunner:
     """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
@@ -132,7 +142,7 @@ class ReplicaRunner:
     ) -> None:
         self.replica: Replica = (executor.spec.name, end)
         self.tick = start.tick
-        self.broken = False
+        self.broken, self._pid = False, os.getpid()
         self.kept: deque[Share] = deque(maxlen=KEPT)
         self._start, self._snapped = start, 0
         self._lags: dict[int, int] = {}  # by source, the largest of a tick
@@ -322,6 +332,7 @@ class ReplicaRunner:
                     env[name] = env[value]
 
     def _call(self, task: Task) -> None:
+        self._desk.enter_stage(self.replica, task.stage, self.tick)
         try:
             task.run(self._env)
         except RowError as error:
@@ -331,9 +342,22 @@ class ReplicaRunner:
             raise self._failed(task, f", environment {row},", told, place) from error
         except ShoalError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = f"{type(error).__name__}: {error}"
             raise self._failed(task, "", told, user_place(error)) from error
+        finally:
+            self._check_not_forked(task)
+            self._desk.leave_stage(self.replica)
+
+    def _check_not_forked(self, task: Task) -> None:
+        """End this process if it is a copy that the stage forked: two would run one replica."""
+        if os.getpid() != self._pid:
+            sys.stderr.write(
+                f"stage `{task.stage}` called os.fork() and returned in both processes; "
+                f"the copy (pid {os.getpid()}) ends here\n"
+            )
+            sys.stderr.flush()
+            os._exit(0)
 
     def _failed(self, task: Task, which: str, told: str, place: str) -> RunError:
         fragment, end = self.replica

@@ -98,7 +98,7 @@ class Scheduler:
             del self._turning[replica]
         except Stopped:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Failure(replica, worker.tick, error) from error
 
     def _may(self, replica: Replica, wants: Wants) -> bool:
