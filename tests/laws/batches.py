@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import shoal
 from laws.vectors import WIDE, positive
 
 WEIGHTS = np.sin(np.arange(WIDE * WIDE).reshape(WIDE, WIDE) + 1.0).astype(np.float32)
@@ -24,6 +25,17 @@ def in_pairs(x):
     """2n rows: each with its opposite."""
     both = jnp.concatenate([x, -x])
     there, back = jnp.split(jnp.tanh(both @ WEIGHTS + 0.1), 2)
+    return there - 0.5 * back
+
+
+@shoal.stage(per="env", name="mirror")
+def mirror(row):
+    return jnp.tanh(1.3 * row + 0.2)
+
+
+def mirrored(x):
+    """Antithetic pairs through a stage that sees 2n rows."""
+    there, back = jnp.split(mirror(jnp.concatenate([x, -x])), 2)
     return there - 0.5 * back
 
 
@@ -83,6 +95,15 @@ ROWS_APART = {
     "flat and back": flat,
     "squares and back": kept,
     "pairs": in_pairs,
+    "pairs through a stage": mirrored,
+    "pairs beside each other through a stage": lambda x: (
+        mirror(jnp.repeat(x, 2, axis=0) * 0.5).reshape(-1, 2, WIDE).sum(1)
+    ),
+    "a constant for each row after them": lambda x: (
+        jnp.sin(jnp.concatenate([x, jnp.full_like(x, 0.3), jnp.ones(x.shape, x.dtype)]))
+        .reshape(3, *x.shape)[:2]
+        .sum(0)
+    ),
     "scan over features": across,
     "zeros like": lambda x: x + jnp.zeros_like(x) + jnp.ones_like(x[:, :1]),
     "twice and halved": lambda x: jnp.repeat(x, 2, axis=0).reshape(-1, 2, WIDE).mean(1) + x,

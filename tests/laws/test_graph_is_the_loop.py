@@ -106,5 +106,5 @@ def test_a_graph_names_stages_loops_and_axes():
     assert graph.values["keys"].axis == 0
     assert graph.values["minds"].axis == 0
     assert graph.values["params.see"].axis is None
-    assert not any(graph.values[v].part for v in graph.inputs)
+    assert not any(graph.values[v].differs for v in graph.inputs)
     assert all(node.source for node in leaves(graph) if hasattr(node, "stage"))

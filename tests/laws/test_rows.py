@@ -216,6 +216,7 @@ APART = {
     "a slice by how many": lambda s: s["x"] + s["w"][s["x"].shape[1] % 2],
     "a table by how many": lambda s: s["x"] * np.linspace(0, 1, s["x"].shape[1])[:, None],
     "twice as many": lambda s: jnp.concatenate([s["x"], -s["x"]], axis=1),
+    "more by constants": lambda s: jnp.concatenate([s["x"], jnp.zeros_like(s["x"])], axis=1),
     "half of twice as many": lambda s: jnp.concatenate([s["x"], -s["x"]], axis=1)[:, : s["i"].size],
     "time and environments as one": over(rows_of),
     "as one and back": lambda s: jnp.sin(rows_of(s["x"])).reshape(s["x"].shape),

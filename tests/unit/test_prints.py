@@ -24,6 +24,7 @@ POLICIES = {
         shoal.fused(2),
         shoal.single_learner_coarse(2, lag=1),
         shoal.single_learner_fine(2),
+        shoal.environments(2),
         shoal.multi_learner(2),
         shoal.central(2),
         shoal.decoupled(2, 2, 1),
@@ -65,6 +66,17 @@ def test_the_plan_of_dqn_with_replay_apart_prints(golden):
         for name, cluster in CLUSTERS.items()
     ]
     golden("\n\n\n".join(prints), "plan_ape_x.txt")
+
+
+def test_the_plan_of_impala_prints(golden):
+    from shoal.algorithms import IMPALA
+    from shoal.envs import make
+
+    graph = shoal.trace(IMPALA(steps=16), make("CartPole-v1"), envs=8)
+    policies = shoal.impala(4, take=2), shoal.impala(2, inference=1, ring=2)
+    cluster = CLUSTERS["two CPUs and a GPU"]
+    prints = [str(shoal.plan(graph, policy, cluster)) for policy in policies]
+    golden("\n\n\n".join(prints), "plan_impala.txt")
 
 
 @pytest.mark.parametrize("policy", POLICIES)

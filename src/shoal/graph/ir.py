@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.graph.layout import REPLICATED, Layout, Replicated, Sharded, is_exact
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """An array that flows between nodes.
 
-    `axis` is the environment axis. `part` says that replicas which each hold some of the
-    environments would disagree about it and that it has no rows to tell them apart; `cause` is the
-    node that made it so.
+    `axis` is the environment axis. `layout` says what replicas would have of the value if each
+    held some of the environments.
     """
 
     name: str
@@ -27,8 +28,18 @@ class Value:
     dtype: str
     itemsize: int
     axis: int | None = None
-    part: bool = False
-    cause: str = ""
+    layout: Layout = REPLICATED
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether replicas would have the value's rows, also if several for each environment."""
+        return isinstance(self.layout, Sharded) and is_exact(self.layout)
+
+    @property
+    def differs(self) -> bool:
+        """Whether replicas would differ on it, and it can't cross row by row."""
+        plain = isinstance(self.layout, Sharded) and self.layout.is_plain and self.has_rows
+        return not plain and not isinstance(self.layout, Replicated)
 
     @property
     def nbytes(self) -> int:

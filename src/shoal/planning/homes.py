@@ -160,7 +160,7 @@ class Sites:
     @cached_property
     def touched_sites(self) -> dict[str, frozenset[str]]:
         """For a site, those that make what it reads of its own replica's."""
-        parts = {v: self.maker[v] for v in self.maker if self.graph.values[v].part}
+        parts = {v: self.maker[v] for v in self.maker if self.graph.values[v].differs}
         return {
             name: frozenset(parts[v] for v in node.reads if v in parts)
             for name, node in self.nodes.items()

@@ -13,7 +13,7 @@ from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
 from shoal.planning.paces import coming_and_going, serving, some_first
 from shoal.planning.plan import Plan, draw_plan
-from shoal.planning.policy import DistributionPolicy, Fragment, is_late
+from shoal.planning.policy import DistributionPolicy, Fragment, is_late, lag_of
 from shoal.planning.spread import canonical
 
 
@@ -159,8 +159,7 @@ def _disagreement(
         )
     return CutError(
         f"{_called(site)} sees the whole batch and can't run as {replicas} replicas",
-        f"Say how replicas agree on `{name}`: {_way_out(layout)} "
-        f"Or keep `{site.stage}` in one fragment with one replica.",
+        f"{_way_out(layout)} Or keep `{site.stage}` in a fragment with one replica.",
         culprit.source,
     )
 
@@ -169,7 +168,7 @@ def _way_out(layout: Layout) -> str:
     """What to do about a value that replicas have contributions to, or mix rows for."""
     if isinstance(layout, Partial):
         said = "mean(x) (a mean, a gradient) or shoal.sum" if layout.how == "sum" else layout.how
-        return f"Agree on it with shoal.{said}(x)."
+        return f"Let replicas agree on it with shoal.{said}(x)."
     if layout != Varying():
         return (
             "Let replicas agree first, on what is reduced over environments, with shoal.mean(x), "
@@ -224,6 +223,19 @@ def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
                     )
             older |= {fragment: max(reads, key=_size(plan))} if reads else {}
         late |= dict.fromkeys(node.writes, older)
+
+
+def lag_of_nothing(plan: Plan) -> Iterator[ShoalError]:
+    """Lags that are asked for where nothing crosses that could be late."""
+    asked = [w for w in plan.distribution.wires if lag_of(w.flow)]
+    if asked and not any(lag_of(c.flow) for c in plan.channels):
+        wire = asked[0]
+        yield CutError(
+            f"{plan.distribution.name} asks for lag {lag_of(wire.flow)} from `{wire.writer}` to "
+            f"`{wire.reader}`, but `{wire.reader}` reads nothing that `{wire.writer}` carries from "
+            "tick to tick",
+            f"Use lag=0, or update what `{wire.reader}` reads in a stage of `{wire.writer}`.",
+        )
 
 
 def lag_that_does_not_hold(plan: Plan) -> Iterator[ShoalError]:
@@ -322,6 +334,7 @@ LAWS = (
     Law("Who holds no fixed environments needs no numbers of them", numbered),
     Law("No lag into an on-policy stage", lag_into_on_policy),
     Law("A lag that is asked for holds", lag_that_does_not_hold),
+    Law("A lag that is asked for delays something", lag_of_nothing),
     Law("No host stage inside what is compiled whole", host_in_compiled_stage),
     Law("Who takes the first to come can do without the others", some_first),
     Law("Who comes and goes is waited for by nobody", coming_and_going),

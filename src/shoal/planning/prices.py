@@ -35,7 +35,7 @@ class Prices:
     def of_value(self, name: str, readers: Iterable[str], writer: str, homes: Homes) -> int:
         """What it costs that a value crosses from `writer` to each of `readers`."""
         value, total = self.sites.graph.values[name], 0
-        differs = value.part and self.ends[writer] > 1
+        differs = value.differs and self.ends[writer] > 1
         is_lost = differs and not self.stays(name, writer, homes)
         for reader in readers:
             copies = 1 if value.axis is not None else self.ends[reader]
@@ -67,7 +67,7 @@ class Prices:
         if isinstance(node, Loop | Stage | Choice) or agrees(node):
             return True
         values = self.sites.graph.values
-        return all(not values[w].part or self.stays(w, home, homes) for w in node.writes)
+        return all(not values[w].differs or self.stays(w, home, homes) for w in node.writes)
 
     def stays(self, value: str, home: str, homes: Homes) -> bool:
         """Whether a value on which replicas differ is read only at home, or to agree on it.
@@ -76,9 +76,9 @@ class Prices:
         """
         if value in self.shown:
             return False
-        own = {home}
+        own, has_rows = {home}, self.sites.graph.values[value].has_rows
         return all(
-            isinstance(n, Agree) or (homes[n.name] == own and not _is_by_row(n))
+            isinstance(n, Agree) or (homes[n.name] == own and (has_rows or not _is_by_row(n)))
             for n in self.sites.readers.get(value, ())
         )
 

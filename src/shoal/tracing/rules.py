@@ -116,9 +116,13 @@ def _concatenate(op: Operation) -> Step | None:
     if all(x.axis != along for x in found):
         return op.alike(op.common) if op.common else None
     # Rows after rows: more of them before each environment's.
-    if len(found) < len(op.ins) or len({(x.axis, x.after) for x in found}) > 1:
+    rows, block = found[0], op.count * found[0].after
+    sizes = [op.shape(i)[along] for i in range(len(op.ins))]
+    alike = {(x.axis, x.after) for x in found} == {(along, rows.after)}
+    if not alike or any(size % block or not size for size in sizes):
         return None
-    return Step(op.ins, (replace(found[0], before=sum(x.before for x in found)),))
+    ins = tuple(replace(rows, before=size // block) for size in sizes)
+    return Step(ins, (replace(rows, before=sum(sizes) // block),))
 
 
 def _stack(op: Operation) -> Step | None:

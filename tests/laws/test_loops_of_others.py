@@ -1,0 +1,122 @@
+"""Loops as others write them: each fits the cuts that it is written for, with its own numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shoal
+from laws.cases import cluster
+from shoal.graph.layout import Sharded
+from shoal.runtime.debug.verify import difference
+
+ENVS, WIDE, TICKS = 8, 4, 3
+
+
+@shoal.stage(per="env")
+def act(key, x, *, w):
+    key, now = jax.random.split(key)
+    return key, jnp.tanh(x * w + 0.3 * jax.random.normal(now, x.shape))
+
+
+@shoal.stage(per="env", role="env", name="env")
+def score(w, x):
+    return -jnp.sum((w - x) ** 2)
+
+
+@shoal.stage(per="env")
+def perturb(key):
+    key, now = jax.random.split(key)
+    return key, jax.random.normal(now, (WIDE,))
+
+
+class Loop:
+    """A loop with a row for each environment, weights, and a tick of its own."""
+
+    def init(self, key, env, envs):
+        rows = jnp.arange(envs)
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+        x = jnp.sin(jnp.arange(envs * WIDE).reshape(envs, WIDE) + 1.0)
+        return {"x": x, "keys": keys, "w": jnp.linspace(0.3, 1, WIDE)}
+
+
+class Ranks(Loop):
+    """An evolution strategy with antithetic pairs: two rows for each environment."""
+
+    def tick(self, env, state):
+        keys, noise = perturb(state["keys"])
+        both = jnp.concatenate([state["w"] + 0.1 * noise, state["w"] - 0.1 * noise])
+        fitness = score(both, jnp.concatenate([state["x"], state["x"]]))
+        w = shoal.stage(self.learn, name="learn")(state["w"], fitness, noise)
+        return state | {"keys": keys, "w": w}, {"best": shoal.max(fitness.max())}
+
+    @staticmethod
+    def learn(w, fitness, noise):
+        order = jnp.argsort(jnp.argsort(shoal.gather(fitness)))
+        there, back = jnp.split(shoal.scatter(order) / order.size - 0.5, 2)
+        return w + 0.1 * shoal.mean(jnp.mean((there - back)[:, None] * noise, axis=0))
+
+
+class Scaled(Loop):
+    """Actors scale what they do by a spread that is computed, in tick, from what a learner made."""
+
+    def tick(self, env, state):
+        w, error = shoal.stage(self.learn, name="learn")(state["w"], state["x"])
+        count, total = error.shape[0], error.sum()
+        spread = jnp.sqrt(jnp.square(error).sum() / count - (total / count) ** 2 + 1e-3)
+        keys, x = act(state["keys"], state["x"], w=state["w"] / spread)
+        return {"x": x, "keys": keys, "w": w}, {}
+
+    @staticmethod
+    def learn(w, x):
+        return w - 0.1 * shoal.mean(jnp.mean(x, axis=0)), x @ w
+
+
+class LearntInTick(Loop):
+    """A gradient step in tick, in no stage."""
+
+    def tick(self, env, state):
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        slope = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+        return {"x": x, "keys": keys, "w": state["w"] - 0.1 * shoal.mean(slope)}, {}
+
+
+def plan_of(loop, policy):
+    return shoal.plan(shoal.trace(loop, envs=ENVS), policy, cluster(2))
+
+
+@pytest.mark.parametrize(
+    ("loop", "policy"),
+    [
+        (Ranks(), shoal.single_learner_coarse(2)),
+        (Ranks(), shoal.multi_learner(4)),
+        (Ranks(), shoal.decoupled(2, 2, 2)),
+        (Scaled(), shoal.single_learner_coarse(2)),
+        (LearntInTick(), shoal.multi_learner(2)),
+    ],
+    ids=lambda x: getattr(x, "name", type(x).__name__),
+)
+def test_a_cut_gives_the_numbers_of_plain_jax(loop, policy):
+    plan = plan_of(loop, policy)
+    start = loop.init(jax.random.key(0), None, ENVS)
+    got = shoal.run(plan, "inline", ticks=TICKS, state=start).values
+    tick = jax.jit(lambda state: loop.tick(None, state)[0])
+    wanted = lax.fori_loop(0, TICKS, lambda _, state: tick(state), start)
+    assert {name for name, x in wanted.items() if not difference(got[name], x) < 1e-4} == set()
+
+
+@pytest.mark.parametrize("policy", [shoal.single_learner_coarse(2), shoal.decoupled(2, 2, 2)])
+def test_two_rows_of_an_environment_are_divided_over_replicas(policy):
+    plan = plan_of(Ranks(), policy)
+    site = next(n for n in plan.sites.nodes.values() if getattr(n, "stage", "") == "env")
+    (home,) = plan.homes[site.name]
+    layouts = [plan.layout(home, value) for value in site.writes]
+    assert layouts == [Sharded(0, before=2)]
+    assert sum(map(plan.bytes_of, plan.channels)) < np.prod((2, ENVS, WIDE, 4)) * 2
+
+
+def test_a_lag_of_nothing_is_refused():
+    with pytest.raises(shoal.ShoalError, match="reads nothing that `learner` carries") as refused:
+        plan_of(LearntInTick(), shoal.single_learner_coarse(2, lag=1))
+    assert "lag=0" in str(refused.value)
