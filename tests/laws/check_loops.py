@@ -46,8 +46,8 @@ import numpy as np
 import shoal
 from laws.cases import cluster
 from laws.plain_loops import case_at
-from laws.random_loops import Again, Author, Either, RandomLoop, Staged, Use, uses
-from laws.vocabulary import AGREED, APPROXIMATE, COARSE, HARMLESS
+from laws.random_loops import AGREEMENTS, Again, Author, Either, RandomLoop, Staged, Use, uses
+from laws.vocabulary import APPROXIMATE, COARSE, HARMLESS
 from shoal.runtime.debug.reference import run_reference
 from shoal.runtime.debug.verify import difference
 
@@ -340,7 +340,7 @@ def has_reason(case: Case) -> bool:
         return True
     # Replicas don't meet inside a stage that sees one environment at a time.
     agrees_alone = any(
-        use.rows in (AGREED, APPROXIMATE) and any(s.per == "env" for s in around)
+        use.rows in AGREEMENTS and any(s.per == "env" for s in around)
         for use, around in case.loop.uses
     )
     return agrees_alone or any(

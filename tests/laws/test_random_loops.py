@@ -81,6 +81,7 @@ def case(op, kinds, place, policy):
         ("a learnt", ("rows", "whole"), "batch", shoal.fused(2), False),
         ("a learnt", ("vector", "vector"), "env", shoal.single_learner_coarse(2), True),
         ("a mean of a max", ("rows", "whole"), "batch", shoal.multi_learner(4), True),
+        ("a mean of a max", ("vector", "vector"), "env", shoal.environments(2), True),
         ("v divided by the count", ("vector",), "env", shoal.environments(2), False),
         ("v divided by the count", ("vector",), "env", shoal.single_learner_coarse(2), True),
     ],
