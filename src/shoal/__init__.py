@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from shoal.runs.playing import load
     from shoal.runs.resuming import resume
+    from shoal.runs.saved_plans import load_plan, save_plan
     from shoal.runs.training import plan, train, verify
     from shoal.runtime.run import run
     from shoal.tracing.agree import (
@@ -84,6 +85,8 @@ _HOMES = {
     "impala": "shoal.planning.policies",
     "interpret": "shoal.tracing.interpret",
     "load": "shoal.runs.playing",
+    "load_plan": "shoal.runs.saved_plans",
+    "save_plan": "shoal.runs.saved_plans",
     "looked_on": "shoal.planning.policies",
     "max": "shoal.tracing.agree",
     "mean": "shoal.tracing.agree",
@@ -134,6 +137,7 @@ __all__ = [
     "impala",
     "interpret",
     "load",
+    "load_plan",
     "looked_on",
     "max",
     "mean",
@@ -143,6 +147,7 @@ __all__ = [
     "plan",
     "resume",
     "run",
+    "save_plan",
     "scatter",
     "sebulba",
     "single_learner_coarse",

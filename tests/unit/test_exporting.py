@@ -77,7 +77,7 @@ def test_a_segment_gives_the_same_bits_when_it_was_exported():
         lowering = Lowering(plan.over_processes, fragment)
         for segment, size in exported.segments:
             assert size == 0
-            code = jax.export.deserialize(bytearray(exported.segments[segment, 0].code))
+            code = jax.export.deserialize(bytearray(exported.segments[segment, 0].stablehlo))
             some = np.random.default_rng(0)
             args = [some.integers(0, 2, a.shape).astype(a.dtype) for a in code.in_avals]
             here = lowering.compile(segment)(0, *map(jnp.array, args))

@@ -38,6 +38,8 @@ from shoal.planning.segments import (
 
 def write_program(plan: Plan, fragment: str) -> Program:
     """The program of `fragment`, its instructions gathered into segments as large as can be."""
+    if saved := plan.saved.get((fragment, plan.apart)):
+        return saved.spec.program
     sites, graph = plan.sites, plan.graph
     mine = [
         (before, after) for before, after in graph.carry

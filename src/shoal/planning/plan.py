@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,8 @@ class Plan:
     programs: Mapping[str, tuple[Instruction, ...]]
     places: Mapping[str, tuple[Place, ...]]
     apart: bool = False  # replicas that agree run each in a process of its own
+    # What fragments run where the plan was loaded from a file, by name and `apart`.
+    saved: Mapping[tuple[str, bool], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def lowered(self) -> dict[str, Any]:

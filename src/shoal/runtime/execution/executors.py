@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from shoal.graph.ir import Stage
@@ -10,8 +13,10 @@ from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Hand, HostCall, Program, Room, walk
 from shoal.runtime.execution.compiled_executor import CompiledExecutor
+from shoal.runtime.execution.exporting import ExportedSegments
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
 from shoal.runtime.execution.lowering import Lowering, lowering_of
+from shoal.runtime.execution.ticks import given_away, many_ticks
 from shoal.tracing.hosting import Task
 from shoal.tracing.interpret import host_task
 
@@ -23,11 +28,30 @@ def make_executor(plan: Plan, program: Program) -> Executor:
     spec = make_spec(plan, program)
     if not program.compiles:
         return HostExecutor(spec)
-    return CompiledExecutor(spec, lowering_of(plan, program.fragment))
+    return CompiledExecutor(spec, segments_of(plan, program.fragment))
+
+
+def segments_of(plan: Plan, fragment: str) -> Lowering | ExportedSegments:
+    """A fragment's segments: those that its plan was saved with, or else lowered from the loop."""
+    if (saved := plan.saved.get((fragment, plan.apart))) is None:
+        return lowering_of(plan, fragment)
+    return plan.lowered.setdefault(fragment, ExportedSegments(saved))
+
+
+def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> Callable[..., Any]:
+    """What runs many ticks in one call, compiled once for all runs of a plan."""
+    if isinstance(segments, ExportedSegments):
+        return segments.compile_ticks()
+    if program not in segments.compiled:
+        ticks = many_ticks(segments, program)
+        segments.compiled[program] = segments.jit(ticks, given_away(program))
+    return segments.compiled[program]
 
 
 def make_spec(plan: Plan, program: Program) -> FragmentSpec:
     """What all endpoints of a fragment share."""
+    if saved := plan.saved.get((program.fragment, plan.apart)):
+        return saved.spec
     fragment, lowering = program.fragment, lowering_of(plan, program.fragment)
     ends, is_served = plan.ends(fragment), plan.distribution.clients(fragment) is not None
     return FragmentSpec(

@@ -33,6 +33,7 @@ from shoal.runtime.execution.lowering import (
     lowering_of,
     spec,
 )
+from shoal.runtime.execution.ticks import given_away, many_ticks
 
 Spec = jax.ShapeDtypeStruct
 # What is sent is compiled by the same version of JAX, so nothing has to be stable over versions.
@@ -44,7 +45,7 @@ PLATFORMS = {"gpu": "cuda"}  # as JAX calls them when it lowers
 class ExportedSegment:
     """A segment as `jax.export` serializes it, and how its arguments are to be given."""
 
-    code: bytes
+    stablehlo: bytes
     donated: tuple[int, ...] = ()
     rows: int = 0  # environments of each endpoint, if it asks for the number of the first one
     ins: tuple[Lay, ...] = ()  # how arguments and results lie over a group of processes
@@ -59,10 +60,13 @@ class ExportedFragment:
     segments: Mapping[tuple[Segment, int], ExportedSegment]  # by the size of a batch; 0: no batch
     devices: tuple[tuple[str, int], ...]  # of each worker
     replicas: int  # that run as one program, a process each; 1 if they don't
+    ticks: ExportedSegment | None = None  # many ticks in one call, of a plan of one program
 
 
 def export_fragment(plan: Plan, spec: FragmentSpec) -> ExportedFragment:
     """Lower the segments of a fragment whose workers are processes of their own."""
+    if saved := plan.saved.get((spec.name, plan.apart)):
+        return saved
     lowering = lowering_of(plan, spec.name)
     if (found := lowering.compiled.get("exported")) is None:
         exporter = Exporter(plan, spec, lowering)
@@ -85,9 +89,20 @@ class Exporter:
 
     def export(self) -> None:
         """Export every segment."""
+        self._follow(self.spec.program.operations, self._held())
+
+    def ticks(self) -> ExportedSegment:
+        """Export many ticks in one call, of a plan of one program."""
+        given = given_away(self.spec.program)
+        args = [Spec((), np.int32), *self._held().values()]
+        found = self._lower(many_ticks(self.lowering, self.spec.program), given, args)
+        return ExportedSegment(bytes(found.serialize()), given)
+
+    def _held(self) -> dict[str, Spec]:
+        """What an endpoint carries, and what never changes."""
         program = self.spec.program
         held = [before for before, _ in program.carry] + list(program.constants)
-        self._follow(program.operations, {name: self._share(name) for name in held})
+        return {name: self._share(name) for name in held}
 
     def _share(self, name: str) -> Spec:
         cell = self.spec.cells[name]
@@ -207,32 +222,63 @@ def _part(x: Spec, lay: Lay, count: int) -> Spec:
 
 
 class ExportedSegments:
-    """Compiles exported segments for the device of one worker."""
+    """Compiles exported segments for the devices of endpoints in this process.
 
-    def __init__(self, fragment: ExportedFragment, worker: int) -> None:
-        self._fragment = fragment
-        kind, index = fragment.devices[worker % len(fragment.devices)]
-        # A process that computes on its host has one CPU device, and one of a group one in all.
-        is_only = kind == "cpu" or fragment.replicas > 1
-        self._device = jax.local_devices()[0] if is_only else jax.devices(kind)[index]
+    For one worker they are compiled at once, so that workers do so side by side.
+    """
+
+    def __init__(self, fragment: ExportedFragment, worker: int | None = None) -> None:
+        self._fragment, self._worker = fragment, worker
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def mesh(self) -> None:
+        """There is one device for each endpoint."""
 
     def sharding(self, name: str, end: int, /) -> Any:
-        """The worker's device, whatever the value."""
-        return SingleDeviceSharding(self._device)
+        """The device of an endpoint, whatever the value."""
+        return SingleDeviceSharding(self._device(end))
+
+    def _device(self, end: int) -> Any:
+        if self._fragment.replicas > 1:
+            return jax.local_devices()[0]
+        each = self._fragment.spec.ends_per_worker
+        worker = end // each if self._worker is None else self._worker
+        kind, index = self._fragment.devices[worker % len(self._fragment.devices)]
+        devices = jax.devices(kind)
+        return devices[index % len(devices)]  # a worker that computes on its host has one
 
     def compile(self, segment: Segment) -> Callable[..., Sequence[Any]]:
         """A segment as a function of an endpoint's number and of what the segment reads."""
         exported = self._fragment.segments[segment, 0]
         if self._fragment.replicas > 1:
             return self._over_processes(exported)
-        compiled, rows = _compile(exported, self._device), exported.rows
-        if rows:
-            return lambda end, *args: compiled(np.int32(end * rows), *args)
-        return lambda end, *args: compiled(*args)
+        rows, by_end = exported.rows, dict[int, Callable[..., Any]]()
+        if self._worker is not None:
+            self._compiled(exported, 0)
+
+        def run(end: int, *args: Any) -> Sequence[Any]:
+            if end not in by_end:
+                by_end[end] = self._compiled(exported, end)
+            return by_end[end](np.int32(end * rows), *args) if rows else by_end[end](*args)
+
+        return run
+
+    def _compiled(self, exported: ExportedSegment, end: int) -> Callable[..., Any]:
+        """A segment for an endpoint's device, compiled once."""
+        key = id(exported), self._device(end)
+        if key not in self._programs:
+            self._programs[key] = compile_for(exported, self._device(end))
+        return self._programs[key]
 
     def compile_batch(self, segment: Segment, size: int) -> Callable[..., Sequence[Any]]:
         """A segment as a function of what it reads, for `size` endpoints at once."""
-        return _compile(self._fragment.segments[segment, size], self._device)
+        return self._compiled(self._fragment.segments[segment, size], 0)
+
+    def compile_ticks(self) -> Callable[..., Sequence[Any]]:
+        """Many ticks in one call, of a plan of one program."""
+        assert self._fragment.ticks is not None
+        return self._compiled(self._fragment.ticks, 0)
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -240,9 +286,9 @@ class ExportedSegments:
 
     def _over_processes(self, exported: ExportedSegment) -> Callable[..., Sequence[Any]]:
         """A segment that all replicas run together, each on its own rows in its own process."""
-        loaded, mesh = export.deserialize(bytearray(exported.code)), self._mesh
+        loaded, mesh = export.deserialize(bytearray(exported.stablehlo)), self._mesh
         shardings = tuple(NamedSharding(mesh, spec(lay)) for lay in exported.ins)
-        device = self._device
+        device = self._device(0)
         options = compiler_options([device.platform])
         together = jax.jit(loaded.call, in_shardings=shardings, compiler_options=options)
 
@@ -272,14 +318,14 @@ def _mine(x: Any, lay: Lay) -> Any:
     return own[0] if lay == PART else own
 
 
-def _compile(exported: ExportedSegment, device: Any) -> Callable[..., Sequence[Any]]:
+def compile_for(exported: ExportedSegment, device: Any) -> Callable[..., Sequence[Any]]:
     """Compile a segment for one device, once for all processes that share a cache."""
-    loaded = export.deserialize(bytearray(exported.code))
+    loaded = export.deserialize(bytearray(exported.stablehlo))
     where = SingleDeviceSharding(device)
     args = [Spec(a.shape, a.dtype, sharding=where) for a in loaded.in_avals]
     options = compiler_options([device.platform])
     jitted = jax.jit(loaded.call, donate_argnums=exported.donated, compiler_options=options)
-    with _one_at_a_time(exported.code):
+    with _one_at_a_time(exported.stablehlo):
         return jitted.lower(*args).compile()
 
 

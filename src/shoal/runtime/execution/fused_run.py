@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,70 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.planning.plan import Plan
-from shoal.planning.segments import Program, Segment
+from shoal.planning.segments import Program
 from shoal.runtime.debug.blame import bad_metrics, not_finite
+from shoal.runtime.execution.compiled_executor import key_data, wrapped
+from shoal.runtime.execution.executors import compiled_ticks, segments_of
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.lowering import PART, Lay, Lowering, lowering_of
 from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.execution.ticks import MOST_TICKS
 from shoal.runtime.execution.worker_status import WorkerStatus
 
-MOST_TICKS = 64
 SECONDS_A_CALL = 0.25
-
-Many = Callable[..., tuple[list[Any], list[Any]]]
-
-
-def compiled_many(lowering: Lowering, program: Program, most: int) -> Many:
-    """What `compile_many` gives, once for all runs of a plan."""
-    key = program, most
-    if key not in lowering.compiled:
-        lowering.compiled[key] = compile_many(lowering, program, most)
-    return lowering.compiled[key]
-
-
-def compile_many(lowering: Lowering, program: Program, most: int) -> Many:
-    """A jitted function of (number of ticks, carry, constants): the carry after them, and metrics.
-
-    Metrics come stacked, `most` long; only the first ones, as many as there were ticks, count. The
-    carry is given away.
-    """
-    (segment,) = program.operations
-    assert isinstance(segment, Segment)
-    before, after = [b for b, _ in program.carry], [a for _, a in program.carry]
-    shown = [v for _, v in program.metrics]
-
-    def ticks(count: Any, *args: Any) -> tuple[Any, ...]:
-        constants = dict(zip(program.constants, args[len(before) :], strict=True))
-
-        def tick(carry: Any) -> tuple[list[Any], list[Any]]:
-            env = constants | dict(zip(before, carry, strict=True))
-            lowering.run(segment.work, env)
-            return [env[a] for a in after], [env[v] for v in shown]
-
-        def turn(i: Any, loop: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            carry, kept = loop
-            carry, new = tick(carry)
-            return carry, [
-                jax.lax.dynamic_update_index_in_dim(k, x, i, 0)
-                for k, x in zip(kept, new, strict=True)
-            ]
-
-        specs = jax.eval_shape(tick, list(args[: len(before)]))[1]
-        rooms = [jnp.zeros((most, *s.shape), s.dtype) for s in specs]
-        carry, kept = jax.lax.fori_loop(0, count, turn, (list(args[: len(before)]), rooms))
-        return (*carry, *kept)
-
-    ins = [None, *lowering.lays(before), *lowering.lays(program.constants)]
-    outs: list[Lay] = [*lowering.lays(after), *map(_stacked, lowering.lays(shown))]
-    spread = lowering.jit(lowering.spread(ticks, ins, outs), range(1, 1 + len(before)))
-
-    def many(count: int, carry: list[Any], constants: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = list(spread(jnp.int32(count), *carry, *constants))
-        return results[: len(before)], results[len(before) :]
-
-    return many
 
 
 class FusedRun:
@@ -84,7 +32,7 @@ class FusedRun:
 
     def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
         self._plan, self._program, self._values = plan, program, dict(start.values)
-        self._lowering = lowering_of(plan, program.fragment)
+        self._segments = segments_of(plan, program.fragment)
         self._is_copied = plan.is_copied
         self._uses_up = start.is_owned and not plan.is_copied
         self._carry = [self._place(b) for b, _ in program.carry]
@@ -99,8 +47,8 @@ class FusedRun:
         self._fault: BaseException | None = None
 
     def _place(self, name: str) -> Any:
-        where = self._lowering.sharding(name, 0)
-        x = self._values[name]
+        where = self._segments.sharding(name, 0)
+        x = key_data(self._values[name])
         return jax.device_put(x if self._uses_up else jnp.copy(x), where)
 
     def start(self, limit: Limit) -> None:
@@ -117,7 +65,7 @@ class FusedRun:
             self._fault = Failure((self._program.fragment, 0), self._done, error)
 
     def _run(self, limit: Limit) -> None:
-        many = compiled_many(self._lowering, self._program, MOST_TICKS)
+        many, carried = compiled_ticks(self._segments, self._program), len(self._carry)
         size, begun, sent, answered = 1, 0.0, self._under_way, 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
@@ -129,7 +77,8 @@ class FusedRun:
                     answered = asked.number
                     self._snapped.put((self._done, before))
                 before = before if self._is_copied else []
-                self._carry, metrics = many(count, self._carry, self._constants)
+                results = list(many(np.int32(count), *self._carry, *self._constants))
+                self._carry, metrics = results[:carried], results[carried:]
                 sent.append((self._done, count, metrics, before))
                 self._done += count
             if len(sent) > 1 or not count or sent[0][0] == self._first:
@@ -191,10 +140,8 @@ class FusedRun:
         """There is nothing but a thread that ends by itself."""
 
     def _named(self, carry: list[Any]) -> dict[str, Any]:
-        names = [b for b, _ in self._program.carry]
-        return self._values | dict(zip(names, carry, strict=self._is_copied))
-
-
-def _stacked(lay: Lay) -> Lay:
-    assert lay != PART, "replicas agree on what they show"
-    return lay + 1 if isinstance(lay, int) else lay
+        names, values = [b for b, _ in self._program.carry], self._plan.graph.values
+        held = zip(names, carry, strict=self._is_copied)
+        return self._values | {
+            name: wrapped(x) if values[name].dtype.startswith("key<") else x for name, x in held
+        }

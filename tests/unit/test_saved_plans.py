@@ -1,0 +1,158 @@
+"""A plan in a file runs as the plan did, without the loop; what is no such file is refused."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from laws.cases import ONE, graph_of
+from shoal.errors import CutError, ShoalError
+from shoal.runs.saved_plans import load_plan, save_plan
+from shoal.runtime.run import fresh_start
+
+POLICIES = {
+    "fused": shoal.fused(),
+    "coarse(2), lag 1": shoal.single_learner_coarse(2, lag=1),
+    "fine(2)": shoal.single_learner_fine(2),
+    "fine, served": shoal.single_learner_fine(2, ring=2),
+    "multi_learner(2)": shoal.multi_learner(2),
+    "decoupled(2,2,2)": shoal.decoupled(2, 2, 2),
+    "impala(2)": shoal.impala(2, take=1),
+}
+RUN = """
+import sys, numpy as np, shoal
+plan = shoal.load_plan(sys.argv[1])
+values = shoal.run(plan, sys.argv[2], ticks=3).values
+assert "laws" not in {name.partition(".")[0] for name in sys.modules}
+np.savez(sys.argv[3], **{n: jax.random.key_data(x) if "key" in str(x.dtype) else x
+                         for n, x in values.items()})
+""".replace("np, shoal", "np, shoal, jax")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A plan of each kind, and the file that it was saved to."""
+    folder, made = tmp_path_factory.mktemp("plans"), {}
+
+    def plan_and_file(name):
+        if name not in made:
+            plan = shoal.plan(graph_of("chase"), POLICIES[name], ONE)
+            made[name] = plan, save_plan(plan, folder / f"{len(made)}.shoal")
+        return made[name]
+
+    return plan_and_file
+
+
+def raw(x):
+    return np.asarray(jax.random.key_data(x) if "key" in str(x.dtype) else x)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_loaded_plan_prints_as_it_did_and_gives_the_same_bits(saved, name):
+    plan, path = saved(name)
+    loaded = load_plan(path)
+    assert str(loaded) == str(plan)
+    start = fresh_start(plan.graph, 3)
+    for key, x in fresh_start(loaded.graph, 3).values.items():
+        assert np.array_equal(raw(x), raw(start.values[key])), key
+    if name in ("impala(2)", "fine, served"):  # what comes first there is not always the same
+        assert shoal.run(loaded, "inline", ticks=3).ticks == 3
+        return
+    ran = [shoal.run(one, "inline", ticks=3).values for one in (plan, loaded)]
+    for key in ran[0]:
+        assert np.array_equal(raw(ran[0][key]), raw(ran[1][key])), key
+
+
+@pytest.mark.parametrize("name", ["coarse(2), lag 1", "multi_learner(2)"])
+def test_another_process_needs_no_loop_for_it(saved, name, tmp_path):
+    plan, path = saved(name)
+    out = tmp_path / "end.npz"
+    command = [sys.executable, "-c", RUN, str(path), "processes", str(out)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    wanted = shoal.run(plan, "processes", ticks=3).values
+    with np.load(out) as got:
+        for key, x in wanted.items():
+            assert np.array_equal(got[key], raw(x)), key
+
+
+def test_a_loaded_plan_can_be_saved_again(saved, tmp_path):
+    _, path = saved("coarse(2), lag 1")
+    again = save_plan(load_plan(path), tmp_path / "again.shoal")
+    assert str(load_plan(again)) == str(load_plan(path))
+
+
+def changed(path, out, change):
+    """A copy of a plan's file in which `change` has altered the text of the plan."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, change(data.decode()) if name == "plan.json" else data)
+    return out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"is": "Lockstep"', '"is": "Popen"'),
+        lambda text: text.replace('"is": "Lockstep"', '"is": "__import__"'),
+        lambda text: text.replace('["form", 1]', '["form", 2]'),
+        lambda text: text[: len(text) // 2],
+        lambda text: json.dumps({"map": []}),
+        lambda text: "[" * 100_000,
+    ],
+    ids=["class", "function", "form", "cut short", "empty", "deep"],
+)
+def test_a_file_that_says_something_else_is_refused(saved, tmp_path, change):
+    _, path = saved("coarse(2), lag 1")
+    other = changed(path, tmp_path / "other.shoal", change)
+    with pytest.raises(ShoalError, match="holds no plan"):
+        load_plan(other)
+
+
+def test_what_is_no_file_of_a_plan_is_refused(tmp_path):
+    with pytest.raises(ShoalError, match="can't be read"):
+        load_plan(tmp_path / "none.shoal")
+    (tmp_path / "text.shoal").write_text("no plan")
+    with pytest.raises(ShoalError, match="holds no plan"):
+        load_plan(tmp_path / "text.shoal")
+
+
+def test_a_program_that_would_call_outside_xla_is_refused(saved, tmp_path):
+    _, path = saved("coarse(2), lag 1")
+    evil = jax.export.export(
+        jax.jit(lambda x: jax.ffi.ffi_call("xla_ffi_python_cpu_callback", x)(x)),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("ALL")],
+    )(jnp.zeros(1))
+    other = tmp_path / "other.shoal"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, bytes(evil.serialize()) if "0" in name else old.read(name))
+    with pytest.raises(ShoalError, match="xla_ffi_python_cpu_callback"):
+        load_plan(other)
+
+
+class InPython:
+    """A loop with a host stage."""
+
+    def init(self, key, env, envs):
+        return jnp.zeros(envs)
+
+    def tick(self, env, state):
+        return add(state), {}
+
+
+@shoal.host(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), per="env")
+def add(x):
+    return x + 1
+
+
+def test_a_plan_with_host_stages_is_refused(tmp_path):
+    plan = shoal.plan(shoal.trace(InPython(), envs=2), shoal.fused(), ONE)
+    with pytest.raises(CutError, match="host stages can't be saved: `add`"):
+        save_plan(plan, tmp_path / "plan.shoal")
