@@ -21,6 +21,7 @@ NEEDS = {
     "multi_agent": ["jaxmarl"],
     "processes": ["gymnasium"],
     "resume": ["gymnax"],
+    "saved_plans": ["gymnax"],
     "your_own_loop": ["gymnax"],
 }
 COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)

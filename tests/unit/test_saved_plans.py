@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ import pytest
 
 import shoal
 from laws.cases import ONE, graph_of
+from shoal.cli.main import main
 from shoal.errors import CutError, ShoalError
+from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runtime.run import fresh_start
 
@@ -135,6 +138,26 @@ def test_a_program_that_would_call_outside_xla_is_refused(saved, tmp_path):
             new.writestr(name, bytes(evil.serialize()) if "0" in name else old.read(name))
     with pytest.raises(ShoalError, match="xla_ffi_python_cpu_callback"):
         load_plan(other)
+
+
+def test_the_command_runs_a_saved_plan(saved, capsys):
+    plan, path = saved("coarse(2), lag 1")
+    shown = []
+    shoal.run(
+        plan, "inline", ticks=2, state=fresh_start(plan.graph, 5),
+        watch=lambda tick, metrics: shown.append(scalars(metrics)),
+    )  # fmt: skip
+    words = ["run", str(path), "--ticks", "2", "--seed", "5", "--backend", "inline"]
+    assert main(words) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told == [{"tick": tick, **metrics} for tick, metrics in enumerate(shown)]
+
+
+def test_the_command_saves_a_plan(tmp_path, capsys):
+    loop = Path(__file__).parents[1] / "laws" / "outside_loop.py"
+    out = tmp_path / "plan.shoal"
+    assert main(["plan", f"{loop}:Chase", "none", "--envs", "4", "--save", str(out)]) == 0
+    assert str(load_plan(out)) in capsys.readouterr().out
 
 
 class InPython:

@@ -29,11 +29,13 @@ from shoal.cli.options import (
     replica_count,
 )
 from shoal.cli.page import graph_page, plan_page
+from shoal.compile_cache import use_compile_cache
 from shoal.errors import RunError, SettingError, ShoalError, user_place
 from shoal.planning.plan import Plan
 from shoal.runs.job import Trained
 from shoal.runs.records import scalars
 from shoal.runs.resuming import resume
+from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runs.status import newest_run, shown, want
 from shoal.runs.training import (
     Job,
@@ -46,7 +48,7 @@ from shoal.runs.training import (
 )
 from shoal.runtime.debug.record import Recording, read_tape, record, replay
 from shoal.runtime.execution.metrics import lag_name
-from shoal.runtime.run import BACKENDS
+from shoal.runtime.run import BACKENDS, fresh_start, run
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 
@@ -156,6 +158,8 @@ def make_parser() -> argparse.ArgumentParser:
             one.add_argument("--backend", default="threads", help=f"one of: {', '.join(BACKENDS)}")
         if name in ("graph", "plan"):
             one.add_argument("--out", type=Path, help="write a .txt, .json or .html file instead")
+        if name == "plan":
+            one.add_argument("--save", type=Path, help="also write a file for shoal run")
         if name == "record":
             one.add_argument(
                 "--edge", required=True, help='such as "actor>learner"; see shoal plan'
@@ -177,6 +181,13 @@ def _add_others(commands: Any) -> None:
     again.set_defaults(command=_replay)
     again.add_argument("file", type=Path, help="made by shoal record")
     again.add_argument("--debug", action="store_true", help="show full tracebacks")
+    saved = commands.add_parser("run", help="run a plan that shoal plan --save has written")
+    saved.set_defaults(command=_run)
+    saved.add_argument("file", type=Path, help="made by shoal plan --save")
+    saved.add_argument("--ticks", type=int, required=True, help="turns of the training loop")
+    saved.add_argument("--seed", type=int, default=0)
+    saved.add_argument("--backend", default="threads", help=f"one of: {', '.join(BACKENDS)}")
+    saved.add_argument("--debug", action="store_true", help="show full tracebacks")
     there = commands.add_parser("algorithms", help="list the algorithms, or the settings of one")
     there.set_defaults(command=_algorithms)
     there.add_argument("name", nargs="?", help="one of them; without it, all are listed")
@@ -305,7 +316,22 @@ def _plan(options: argparse.Namespace) -> int:
     graph = trace(job.algorithm, job.env, envs=job.envs)
     check_not_frozen(graph.origin, job.envs)
     drawn = plan(graph, distribution)
+    if options.save is not None:
+        save_plan(drawn, options.save)
     return _show(options.out, str(drawn), drawn.to_json(), plan_page)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a saved plan; the metrics of each tick are a line of JSON."""
+    use_compile_cache()
+    drawn = load_plan(options.file)
+
+    def show(tick: int, metrics: Json) -> None:
+        print(json.dumps({"tick": tick, **scalars(metrics)}), flush=True)
+
+    start = fresh_start(drawn.graph, options.seed)
+    run(drawn, options.backend, ticks=options.ticks, state=start, watch=show)
+    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
