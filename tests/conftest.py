@@ -18,6 +18,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Most of the time goes to compiling programs that run for milliseconds. `make test-slow` and the
 # other long suites compile them as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Runs that tests make with code of their own are noted as the user's own here, not in the home.
+os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "state")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -101,6 +101,10 @@ class CheckpointError(ShoalError):
     """A checkpoint is damaged, or belongs to another loop."""
 
 
+class TrustError(ShoalError):
+    """A file names code that isn't Shoal's own, and nothing says that its author is trusted."""
+
+
 class UnknownNameError(ShoalError):
     """A name that isn't in the list it must come from; the nearest right one is offered."""
 
@@ -131,6 +135,11 @@ class RowError(Exception):
     def __str__(self) -> str:
         why = f": {type(self.cause).__name__}: {self.cause}" if self.cause else ""
         return f"environment {self.row} {self.what}{why}"
+
+
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal or begin a new line."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def first_line(error: BaseException) -> str:

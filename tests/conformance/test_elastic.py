@@ -14,7 +14,7 @@ from shoal.errors import CutError, SettingError
 from shoal.planning.fragment_program import write_program
 from shoal.planning.policies import impala
 from shoal.planning.policy import Fragment
-from shoal.runs.records import write_json
+from shoal.runs.folder import write_json
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.cluster.replica_set import ReplicaSet, ScaleAction

@@ -25,9 +25,10 @@ from shoal.runs.checkpoints import (
     ticks_in,
     write,
 )
-from shoal.runs.recipes import NOT_PLAIN, made_from, recipe_of
-from shoal.runs.records import Lines, cut_rows
+from shoal.runs.folder import Lines, cut_rows
+from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.training import check_actions
+from shoal.runs.trust import make as make_again
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.tracing.stage import path_name
@@ -55,7 +56,7 @@ def same(got, wanted):
 def test_what_is_read_is_what_was_written(tmp_path):
     write(tmp_path / "7", Snapshot(7, VALUES, {"reader:half@1": VALUES["half"]}), {"seconds": 1.5})
     saved = read(tmp_path / "7")
-    assert (saved.snapshot.tick, saved.told["seconds"]) == (7, 1.5)
+    assert (saved.snapshot.tick, saved.record["seconds"]) == (7, 1.5)
     same(saved.snapshot.values, VALUES)
     same(saved.snapshot.past, {"reader:half@1": VALUES["half"]})
 
@@ -199,7 +200,7 @@ def test_what_is_plain_can_be_made_again_from_json():
     presets = [preset.algorithm for named in PRESETS.values() for preset in named.values()]
     policies = [make() for make in POLICIES.values()]
     for thing in [*presets, *policies, Toy(plain), {"a": (1, [2.5, None])}]:
-        assert made_from(json.loads(json.dumps(recipe_of(thing)))) == thing
+        assert make_again(json.loads(json.dumps(recipe_of(thing))), "here", trusted=True) == thing
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -267,7 +267,7 @@ def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(fo
         (["train", *OWN, "--set", "grows=1"], ["Mine.grows is a bool, not 1"]),
         (["train", *OWN, "--set", "rate"], ["--set rate", "NAME=VALUE"]),
         (["train", *OWN, "--backend", "thread"], ["unknown backend `thread`", "`threads`"]),
-        (["train", *OWN, "--ticks", "0"], ["ticks=0", "1 or more"]),
+        (["train", *OWN, "--ticks", "0"], ["ticks=0", "Set ticks to 1 or more"]),
         (["train", *OWN, "--actors", "2"], ["--actors says nothing without --distribute"]),
         (["plan", *OWN, "--distribute", "sebula"], ["unknown distribution policy", "`sebulba`"]),
         (

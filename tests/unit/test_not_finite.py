@@ -10,7 +10,8 @@ import shoal
 from shoal import THE_REST, Fragment
 from shoal.errors import NotFiniteError
 from shoal.runs.checkpoints import read_newest
-from shoal.runs.recipes import made_from, recipe_of
+from shoal.runs.recipes import recipe_of
+from shoal.runs.trust import make as make_again
 from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     COARSE,
@@ -187,7 +188,7 @@ def test_returns_without_bound_are_told_as_json(tmp_path):
 def test_a_setting_without_bound_is_described_and_made_again():
     settings = (float("inf"), -float("inf"), {"low": float("-inf")}, 1.5)
     text = json.dumps(recipe_of(settings), allow_nan=False)
-    assert made_from(json.loads(text)) == settings
+    assert make_again(json.loads(text), "here", trusted=True) == settings
 
 
 def check_same(got, wanted):

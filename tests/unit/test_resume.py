@@ -17,8 +17,8 @@ import shoal
 from laws.cases import FOUR, ONE, WRITTEN
 from shoal.errors import CheckpointError, SettingError
 from shoal.planning.channel_specs import ADMITTED
-from shoal.runs.checkpoints import read_newest, read_told, ticks_in
-from shoal.runs.records import locked
+from shoal.runs.checkpoints import read_newest, read_record, ticks_in
+from shoal.runs.folder import locked
 from shoal.runtime.debug.verify import difference
 from unit.toy_loop import Toy, agreeing, check_told, plain
 
@@ -102,7 +102,7 @@ def test_of_a_run_over_workers_the_newest_and_the_best_checkpoints_are_kept(tmp_
     pytest.importorskip("gymnax")
     how = {"loop": "ppo", "backend": backend, "checkpoint_every": 1, "keep": 2}
     run = train(tmp_path, "run", COARSE, 60, **how).folder
-    kept = {t: read_told(run / "checkpoints" / str(t)) for t in ticks_in(run / "checkpoints")}
+    kept = {t: read_record(run / "checkpoints" / str(t)) for t in ticks_in(run / "checkpoints")}
     means = {row["tick"] + 1: row["return_mean"] for row in rows(run)}
     assert {t: told["return_mean"] for t, told in kept.items()} == {t: means[t] for t in kept}
     *older, before, last = kept
@@ -115,9 +115,11 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     whole = train(tmp_path, "whole", COARSE)
     part = train(tmp_path, "part", COARSE, HALF).folder
     subprocess.run(["rm", "-r", part / "checkpoints"], check=True)
+    check_told(SettingError, lambda: resume(part, ticks=TICKS), "no folder `checkpoints`")
+    (part / "checkpoints").mkdir()
     said = []
     resume(part, ticks=TICKS, announce=said.append)
-    assert "begins again" in said[0]
+    assert "starts over" in said[0]
     check_same_run(part, whole.folder)
 
 
@@ -242,7 +244,7 @@ def test_a_restart_changes_what_was_seen_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=SLOW)])
 def test_where_ends_turn_at_their_own_pace_each_goes_on_from_its_newest(tmp_path, backend):
     part = train(tmp_path, "run", shoal.impala(2), 60, backend=backend, checkpoint_every=5).folder
-    under_way = read_told(part / "checkpoints" / "60")["under_way"]
+    under_way = read_record(part / "checkpoints" / "60")["under_way"]
     assert 0 <= under_way <= 2 * ADMITTED
     after = resume(part, ticks=70)
     assert after.summary["ticks"] == 70

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.errors import SettingError
-from shoal.runs.records import write_json
+from shoal.runs.folder import locked, write_json
 from shoal.runs.status import Status, read_status
 from shoal.runtime.execution.worker_status import WorkerStatus
 
@@ -19,7 +19,7 @@ def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
     status.stand(lambda: statuses)
     assert main(["status", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "running, tick 13, 2 replaced, 1 turns lost; heard 0 s ago" in told
+    assert "running, tick 13, 2 replaced, 1 rollouts dropped; updated 0 s ago" in told
     assert "learner[0] waits for actor" in told
     assert "4711" in told
     assert "env for 75 s" in told
@@ -41,6 +41,19 @@ def test_what_is_wrong_in_scale_json_is_reported_once_and_ignored(tmp_path, text
     assert [status.scale() for _ in range(3)] == [{"actor": 3}] * 3
     assert len(said) == 1
     assert "scale.json is ignored" in said[0]
+
+
+def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path, capsys):
+    write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
+    with locked(tmp_path):
+        assert main(["status", str(tmp_path)]) == 0
+        assert ": running, tick 12" in capsys.readouterr().out
+    assert main(["status", str(tmp_path)]) == 0
+    assert ": killed, tick 12" in capsys.readouterr().out
+    status = Status(tmp_path, {"ticks": 13}, print)
+    status.stand(lambda: {"[/bold]\x1b]52;c;\x07": WorkerStatus(1, "\x1b[2J", 1)})
+    assert main(["status", str(tmp_path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_folder_without_a_run_is_answered(tmp_path):

@@ -33,7 +33,7 @@ def entry() -> None:
 def _leave(number: int) -> None:
     """Leave at once, from any thread; folders of runs in progress say that they end here."""
     try:
-        mark = getattr(sys.modules.get("shoal.runs.records"), "mark_interrupted", None)
+        mark = getattr(sys.modules.get("shoal.runs.folder"), "mark_interrupted", None)
         if mark:
             mark()
     finally:

@@ -2,12 +2,13 @@
 
 import argparse
 import difflib
+import io
 import json
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,16 +22,18 @@ from shoal.cli.options import (
     add_distribution,
     add_evaluation,
     add_loop,
+    add_trust,
     chosen_checkpoints,
     chosen_cluster,
     chosen_distribution,
     chosen_loop,
     chosen_sources,
+    code_in_options,
     replica_count,
 )
 from shoal.cli.page import graph_page, plan_page
 from shoal.compile_cache import use_compile_cache
-from shoal.errors import RunError, SettingError, ShoalError, user_place
+from shoal.errors import RunError, SettingError, ShoalError, printable, user_place
 from shoal.planning.plan import Plan
 from shoal.runs.job import Trained
 from shoal.runs.records import scalars
@@ -46,6 +49,7 @@ from shoal.runs.training import (
     train,
     verify,
 )
+from shoal.runs.trust import is_remembered, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape, record, replay
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.run import BACKENDS, fresh_start, run
@@ -67,7 +71,7 @@ EXAMPLES = """examples:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; errors the user can mend are told without a traceback."""
+    """Run one command; the user's mistakes are reported without a traceback."""
     words, parser = sys.argv[1:] if words is None else words, make_parser()
     if not words:
         parser.print_help()
@@ -90,14 +94,14 @@ def main(words: list[str] | None = None) -> int:
         if options.debug:
             raise
         first, place = (str(error).splitlines() or [""])[0], user_place(error)
-        told = f"{type(error).__name__}: {first}".rstrip(": ")
-        console.print(f"{told} ({place})" if place else told, markup=False)
+        line = printable(f"{type(error).__name__}: {first}".rstrip(": "))
+        console.print(f"{line} ({place})" if place else line, markup=False)
         console.print("Run it again with --debug for the whole traceback.", markup=False)
         return 1
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line, with the nearest option where one is unknown."""
+    """Reports a mistake in one line, with the nearest option where one is unknown."""
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how | {"allow_abbrev": False})
@@ -109,7 +113,8 @@ class Parser(argparse.ArgumentParser):
             known = [option for action in self._all_actions() for option in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
             message += f"; did you mean {near[0]}?" if near else ""
-        self.exit(BAD_INPUT, f"{self.prog}: {message}. `{self.prog} --help` lists what there is.\n")
+        line = printable(" ".join(f"{self.prog}: {message}.".split()))
+        self.exit(BAD_INPUT, f"{line} `{self.prog} --help` lists what there is.\n")
 
     def _all_actions(self) -> Iterator[argparse.Action]:
         """The options of this command, and of those below it."""
@@ -124,7 +129,7 @@ def in_one_line(error: ShoalError) -> str:
     """What an error says, and what to do, in a line."""
     place = f" ({error.where})" if error.where else ""
     stop = "" if error.what.endswith((".", "!", "?")) else "."
-    return " ".join(f"{error.what}{place}{stop} {error.fix}".split())
+    return printable(" ".join(f"{error.what}{place}{stop} {error.fix}".split()))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -137,14 +142,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    told = {
+    named = {
         "train": (_train, "train an algorithm on an environment"),
         "graph": (_graph, "show the graph that a loop is traced to"),
         "plan": (_plan, "show how a loop would run, before it does"),
         "verify": (_verify, "check that a distribution policy gives the fused program's numbers"),
         "record": (_record, "write what one fragment takes from another to a file"),
     }
-    for name, (command, text) in told.items():
+    for name, (command, text) in named.items():
         one = commands.add_parser(name, help=text, description=text.capitalize() + ".")
         one.set_defaults(command=command)
         one.add_argument("--debug", action="store_true", help="show full tracebacks")
@@ -167,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
             one.add_argument("--out", type=Path, default=Path("edge.tape"), help="the file")
         if name == "train":
             add_evaluation(one)
-            one.add_argument("--name", default="", help="name of the run's folder")
+            one.add_argument("--name", help="name of the run's folder")
             one.add_argument("--folder", default="runs", help="where runs are kept")
             add_checkpoints(one)
             add_cluster(one)
@@ -180,6 +185,7 @@ def _add_others(commands: Any) -> None:
     again = commands.add_parser("replay", help="run the fragment that reads a recorded edge alone")
     again.set_defaults(command=_replay)
     again.add_argument("file", type=Path, help="made by shoal record")
+    add_trust(again)
     again.add_argument("--debug", action="store_true", help="show full tracebacks")
     saved = commands.add_parser("run", help="run a plan that shoal plan --save has written")
     saved.set_defaults(command=_run)
@@ -192,20 +198,21 @@ def _add_others(commands: Any) -> None:
     there.set_defaults(command=_algorithms)
     there.add_argument("name", nargs="?", help="one of them; without it, all are listed")
     there.add_argument("--debug", action="store_true", help="show full tracebacks")
-    how = commands.add_parser("status", help="how a run is, and who of its workers waits for whom")
-    how.set_defaults(command=_status)
-    told = "the folder of the run, or its name in runs/; without it, the newest there"
-    how.add_argument("run", type=Path, nargs="?", help=told)
-    how.add_argument("--debug", action="store_true", help="show full tracebacks")
-    size = commands.add_parser("scale", help="have more or fewer replicas in a run that goes on")
+    state = commands.add_parser("status", help="show how far a run is, and what workers wait for")
+    state.set_defaults(command=_status)
+    text = "the folder of the run, or its name in runs/; without it, the newest there"
+    state.add_argument("run", type=Path, nargs="?", help=text)
+    state.add_argument("--debug", action="store_true", help="show full tracebacks")
+    size = commands.add_parser("scale", help="change the number of replicas of a run in progress")
     size.set_defaults(command=_scale)
     size.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
     size.add_argument("counts", nargs="+", metavar="FRAGMENT=N", help="such as actor=4")
     size.add_argument("--debug", action="store_true", help="show full tracebacks")
-    more = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
+    more = commands.add_parser("resume", help="continue a run from its newest checkpoint")
     more.set_defaults(command=_resume)
     more.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
     more.add_argument("--ticks", type=int, help="until it has made so many in all")
+    add_trust(more)
     more.add_argument("--backend", help=f"another: {', '.join(BACKENDS)}")
     more.add_argument("--debug", action="store_true", help="show full tracebacks")
     add_distribution(more)
@@ -218,11 +225,11 @@ def _train(options: argparse.Namespace) -> int:
     distribution = chosen_distribution(options)
     how = {"envs": options.envs, "ticks": options.ticks, "backend": options.backend}
     how |= {"seed": options.seed, "folder": options.folder, "name": options.name}
-    how |= {"evaluate": options.evaluate or 0}
+    how |= {"evaluate": options.evaluate}
     how |= chosen_checkpoints(options) | chosen_sources(options) | chosen_cluster(options)
     with _waiting("tracing and planning", console) as announce:
         trained = train(*loop, distribution, **how, progress=True, announce=announce)
-    return _tell(trained, console)
+    return _show_end(trained, console)
 
 
 @contextmanager
@@ -250,8 +257,8 @@ def _folder(options: argparse.Namespace) -> Path:
 
 
 def _status(options: argparse.Namespace) -> int:
-    told, table = shown(_folder(options))
-    print(told)
+    line, table = shown(_folder(options))
+    print(line)
     if table is not None:
         Console(highlight=False).print(table)
     return 0
@@ -259,44 +266,44 @@ def _status(options: argparse.Namespace) -> int:
 
 def _scale(options: argparse.Namespace) -> int:
     counts = dict(replica_count(text) for text in options.counts)
-    told = want(_folder(options), counts)
-    print("Asked for " + ", ".join(f"{count} of {name}" for name, count in told.items()))
+    line = want(_folder(options), counts)
+    print("Asked for " + ", ".join(f"{count} of {name}" for name, count in line.items()))
     return 0
 
 
 def _resume(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
-    how: Json = {"ticks": options.ticks, "backend": options.backend}
+    how: Json = {"ticks": options.ticks, "backend": options.backend, "trust": options.trust}
     how |= chosen_checkpoints(options) | chosen_cluster(options)
     trained = resume(
         _folder(options),
         chosen_distribution(options),
-        **{name: value for name, value in how.items() if value is not None},
+        **how,
         progress=True,
         announce=lambda text: console.print(text + "\n", markup=False),
     )
-    return _tell(trained, console)
+    return _show_end(trained, console)
 
 
-def _tell(trained: Trained, console: Console) -> int:
-    """How a run ended."""
+def _show_end(trained: Trained, console: Console) -> int:
+    """Print how a run ended; the exit code."""
     summary = trained.summary
     mean = summary["return_mean"]
     steps, ticks = summary["env_steps"], summary["ticks"]
     made = f"{steps:,} steps" if steps else f"{ticks:,} ticks"
-    told = f"{made} in {summary['seconds']:.1f} s"
-    told += f" ({summary['compile_seconds']:.1f} s of it compiling)"
+    line = f"{made} in {summary['seconds']:.1f} s"
+    line += f" ({summary['compile_seconds']:.1f} s of it compiling)"
     if rate := summary["env_steps_per_second"]:
-        told += f", {rate:,.0f} steps/s"
+        line += f", {rate:,.0f} steps/s"
     if mean is not None:
-        told += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
-    console.print(told, markup=False)
+        line += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
+    console.print(line, markup=False)
     if judged := summary.get("evaluation"):
-        told = f"evaluated at tick {judged['tick']}: mean return {judged['return_mean']:.1f}"
-        console.print(f"{told} of {judged['episodes']} episodes", markup=False)
+        line = f"evaluated at tick {judged['tick']}: mean return {judged['return_mean']:.1f}"
+        console.print(f"{line} of {judged['episodes']} episodes", markup=False)
     console.print(f"Results are in {trained.folder}/", markup=False)
     if stopped := summary.get("signal"):
-        console.print(f"Stopped by {stopped}; go on with `shoal resume {trained.folder}`")
+        console.print(f"Stopped by {stopped}; continue with `shoal resume {trained.folder}`")
     if lost := summary.get("lost"):
         Console(stderr=True, highlight=False, soft_wrap=True).print(lost, markup=False)
         return 1
@@ -347,14 +354,20 @@ def _record(options: argparse.Namespace) -> int:
     state = drawn.graph.origin.start(options.seed, job.envs)
     recording = Recording(options.edge, job.ticks, tuple(options.words))
     count = record(drawn, recording, options.out, state)
+    if any(code_in_options(options)):
+        remember(options.out, recording.words)
     print(f"{count} messages in {options.out}; run shoal replay {options.out}")
     return 0
 
 
 def _replay(options: argparse.Namespace) -> int:
-    told = read_tape(options.file)
-    drawn, _ = _drawn(make_parser().parse_args(told["words"]))
-    print(f"{told['reader']} alone, {told['ticks']} ticks")
+    about = read_tape(options.file)
+    again = _recorded_options(options.file, about["words"])
+    found = tuple(code_in_options(again))
+    if found and not options.trust and not is_remembered(options.file, about["words"]):
+        raise untrusted(str(options.file), found)
+    drawn, _ = _drawn(again)
+    print(f"{printable(about['reader'])} alone, {about['ticks']} ticks")
     for tick, metrics in replay(drawn, options.file):
         shown = (
             f"{name} {value:g}"
@@ -363,6 +376,20 @@ def _replay(options: argparse.Namespace) -> int:
         )
         print(f"tick {tick}: {', '.join(shown)}")
     return 0
+
+
+def _recorded_options(file: Path, words: list[str]) -> argparse.Namespace:
+    """The options of the command that made a recording."""
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            found = make_parser().parse_args(words)
+    except SystemExit:
+        found = None
+    if found is None or found.command is not _record:
+        raise SettingError(
+            f"{file} doesn't say by which `shoal record` it was made", "Make one with shoal record."
+        )
+    return found
 
 
 def _algorithms(options: argparse.Namespace) -> int:

@@ -4,11 +4,13 @@ import argparse
 import ast
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS
+from shoal.envs.registry import FAMILIES
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import DistributionPolicy
@@ -16,6 +18,7 @@ from shoal.rl.ranges import SYNONYMS
 from shoal.runs.job import EVERY, KEEP
 from shoal.runs.recipes import load_file
 from shoal.runs.training import find_preset
+from shoal.runs.trust import code_of_env, quoted
 
 NONE = "none"  # the environment of a loop that has none
 MEANS = {
@@ -140,6 +143,15 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The argument that lets the code run which a file of somebody else's names."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run code that the file names and that isn't Shoal's own (yours needs no flag)",
+    )
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """The arguments about a Ray cluster, and about workers that are lost."""
     parser.add_argument("--address", help="of a Ray cluster (with --backend ray), HOST:PORT")
@@ -184,6 +196,16 @@ def chosen_sources(options: argparse.Namespace) -> dict[str, str]:
     """The files that the algorithm and environment come from, where they come from files."""
     said = {"algorithm_from": options.algorithm, "env_from": options.env}
     return {name: text for name, text in said.items() if ".py:" in text}
+
+
+def code_in_options(options: argparse.Namespace) -> Iterator[str]:
+    """Whatever the options of a loop name that isn't Shoal's own, each in a few words."""
+    for text in (options.algorithm, options.env, options.distribute):
+        if text and ".py:" in text:
+            yield quoted(text)
+    family, _, name = options.env.partition(":")
+    if family in FAMILIES and ".py:" not in options.env:
+        yield from code_of_env(family, name, dict(_setting(text) for text in options.env_set))
 
 
 def chosen_loop(options: argparse.Namespace) -> tuple[Any, Any]:

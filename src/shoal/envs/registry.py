@@ -30,7 +30,7 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
         family, short = next(iter(FAMILIES)), name
     if family not in FAMILIES:
         raise UnknownNameError("environment family", family, FAMILIES)
-    module = _load(family)
+    module = load_family(family)
     _, simulator, environment = FAMILIES[family]
     known = module.names()
     if short not in known and ":" not in short:
@@ -43,7 +43,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     return environment(f"{family}:{short}", getattr(module, simulator)(short, given))
 
 
-def _load(family: str) -> Any:
+def load_family(family: str) -> Any:
+    """The module of a family of environments, if its package is installed."""
     try:
         with redirect_stdout(StringIO()):  # of what else a family could use and doesn't need
             return import_module(FAMILIES[family][0])
@@ -57,7 +58,7 @@ def _elsewhere(name: str) -> list[str]:
     """The full name of an environment called so in the next family that has one, if any."""
     for family in list(FAMILIES)[1:]:
         with suppress(MissingExtraError):
-            if name in _load(family).names():
+            if name in load_family(family).names():
                 return [f"{family}:{name}"]
     return []
 

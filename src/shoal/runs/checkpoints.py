@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import threading
@@ -16,30 +17,104 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.errors import CheckpointError, SettingError
+from shoal.errors import CheckpointError, SettingError, first_line
 from shoal.runs.disk import FullError, check_room, muted, size_of, why_full
 from shoal.runtime.execution.compiled_executor import raw, wrapped
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.shapes import (
+    Index,
+    Seconds,
+    ShapeError,
+    Steps,
+    read_json,
+    why_unreadable,
+)
 from shoal.tracing.stage import path_name
 
 FORM = 1
 WRITING = ".writing"
 OVERHEAD = 100_000  # bytes that a checkpoint takes besides its arrays, at most about
+DAMAGED = ".damaged"
+LONGEST_S = 1e9  # that may lie between two checkpoints
+# Types that arrays of a state can have; a checkpoint that names another is damaged.
+DTYPES = frozenset(
+    [
+        "bool",
+        "int4",
+        "uint4",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn",
+    ]
+)
 Say = Callable[[str], None]
-Told = dict[str, Any]
+Progress = Mapping[str, Any]  # what a run counts: steps, seconds, episodes, lags
+
+
+class ArrayRow(TypedDict):
+    """An array of a checkpoint; `sum` finds damage."""
+
+    name: str
+    shape: list[Index]
+    dtype: str
+    sum: int
+
+
+class EpisodeRow(TypedDict, total=False):
+    """The newest episodes by ticks, as counts and sums of returns, and how many there were."""
+
+    newest: list[tuple[float, float]]
+    total: Steps
+
+
+class CheckpointFile(TypedDict):
+    """What `told.json` of a checkpoint holds: its arrays, and what the run had counted by then."""
+
+    form: int
+    tick: Index
+    past: Index
+    values: list[ArrayRow]
+    sum: NotRequired[int]  # of all else in the file
+    env_steps: NotRequired[Steps]
+    seconds: NotRequired[Seconds]
+    return_mean: NotRequired[float | None]
+    resumed: NotRequired[list[Index]]
+    episodes: NotRequired[EpisodeRow]
+    lags: NotRequired[dict[Annotated[str, "a lag"], Steps]]
+    under_way: NotRequired[Index]
 
 
 class Saved(NamedTuple):
     """A checkpoint as it was read: arrays in host memory, keys as their data."""
 
     snapshot: Snapshot
-    told: Told
+    record: CheckpointFile
     folder: Path
 
 
@@ -58,7 +133,7 @@ def pace(text: str | int) -> Pace:
         if said == "end":
             return Pace()
         found = Pace(seconds=float(said[:-1])) if said.endswith("s") else Pace(int(said))
-        if found.ticks > 0 or found.seconds > 0:
+        if 0 < max(found.ticks, found.seconds) <= LONGEST_S:
             return found
     except ValueError:
         pass
@@ -69,11 +144,9 @@ def pace(text: str | int) -> Pace:
 
 
 class Checkpoints:
-    """The checkpoints of a run under way: one is written at a time, on a thread of its own."""
+    """The checkpoints of a run in progress: written one at a time, on a thread of their own."""
 
     def __init__(self, folder: Path, keep: int, say: Say) -> None:
-        if keep < 1:
-            raise SettingError(f"keep={keep} checkpoints", "Keep at least one, to go on from.")
         self.folder, self._keep, self._say = folder, keep, say
         self.failed: dict[int, str] = {}  # ticks whose checkpoints were not written, and why
         self._thread: threading.Thread | None = None
@@ -87,10 +160,10 @@ class Checkpoints:
         """Whether one is on its way to the disk."""
         return self._thread is not None and self._thread.is_alive()
 
-    def write(self, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
+    def write(self, snapshot: Snapshot, progress: Progress) -> None:
         """Begin to write a checkpoint, once the one before is done; returns at once."""
         self.wait()
-        work = (snapshot, dict(told))
+        work = (snapshot, dict(progress))
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
 
@@ -99,13 +172,14 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, snapshot: Snapshot, told: Told) -> None:
-        """Write a checkpoint and forget old ones; a full disk is told, and training goes on."""
+    def _write(self, snapshot: Snapshot, progress: Progress) -> None:
+        """Write a checkpoint and remove old ones; a full disk is reported, and training goes on."""
         draft = self.folder / f"{snapshot.tick}{WRITING}"
-        needed = _needed(self.folder, snapshot)
+        needed = 0
         try:
+            needed = _needed(self.folder, snapshot)
             check_room(self.folder, needed)
-            write(draft, snapshot, told)
+            write(draft, snapshot, progress)
             forget(self.folder, snapshot.tick)  # of an earlier course of this run
             draft.rename(self.folder / str(snapshot.tick))
             self.failed.pop(snapshot.tick, None)
@@ -113,7 +187,12 @@ class Checkpoints:
                 forget(self.folder, tick)
         except Exception as error:
             shutil.rmtree(draft, ignore_errors=True)
-            self._fail(snapshot.tick, why_full(error, needed, self.folder) or _first_line(error))
+            self._fail(snapshot.tick, self._why(error, needed))
+
+    def _why(self, error: Exception, needed: int) -> str:
+        if not self.folder.is_dir():
+            return "the run's folder was moved or removed"
+        return why_full(error, needed, self.folder) or _first_line(error)
 
     def refuse(self, tick: int) -> None:
         """None is written at `tick`: there is no room on the disk even for what comes before it."""
@@ -145,54 +224,72 @@ def _needed(folder: Path, snapshot: Snapshot) -> int:
     return min([most, *(2 * size_of(folder / str(tick)) for tick in ticks_in(folder)[-1:])])
 
 
-def write(folder: Path, snapshot: Snapshot, told: Mapping[str, Any]) -> None:
+def write(folder: Path, snapshot: Snapshot, progress: Progress) -> None:
     """Write a checkpoint to a folder of its own."""
     named = [(name, raw(x)) for name, x in (*snapshot.values.items(), *snapshot.past.items())]
     rows = [
         {"name": name, "shape": x.shape, "dtype": str(x.dtype), "sum": _sum(x)} for name, x in named
     ]
-    folder.mkdir(parents=True)
+    folder.mkdir()  # not its parents: they are gone if the run's folder was moved
     arrays = {str(i): x if x.ndim else x[None] for i, (_, x) in enumerate(named) if x.size}
     with muted(), _orbax() as orbax:
         orbax.save((folder / "state").resolve(), arrays)
-    told = {**told, "form": FORM, "tick": snapshot.tick, "past": len(snapshot.past), "values": rows}
+    counts = {"form": FORM, "tick": snapshot.tick, "past": len(snapshot.past)}
+    record = {**progress, **counts, "values": rows}
     with open(folder / "told.json", "w", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(record | {"sum": _sum_of(record)}) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(folder: Path) -> Saved:
     """The checkpoint in a folder; one that is damaged raises a CheckpointError."""
-    told = read_told(folder)
-    rows = told["values"]
+    record = read_record(folder)
     try:
-        with _orbax() as orbax:
-            arrays = orbax.restore((folder / "state").resolve())
+        with muted(), _orbax() as orbax:
+            arrays = dict(orbax.restore((folder / "state").resolve()))
     except Exception as error:  # whatever a library says of bytes that make no sense
         raise _damaged(folder, _first_line(error)) from error
-    found = {}
-    for i, row in enumerate(rows):
-        shape, dtype = tuple(row["shape"]), jnp.dtype(row["dtype"])
-        x = np.asarray(arrays[str(i)] if 0 not in shape else np.zeros(shape), dtype).reshape(shape)
-        if _sum(x) != row["sum"]:
-            raise _damaged(folder, f"`{row['name']}` is not what was written")
-        found[row["name"]] = x
-    names = list(found)
-    count = len(names) - told["past"]
-    values, past = ({n: found[n] for n in part} for part in (names[:count], names[count:]))
-    return Saved(Snapshot(told["tick"], values, past), told, folder)
-
-
-def read_told(folder: Path) -> Told:
-    """What a checkpoint says of itself."""
     try:
-        told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = {row["name"]: _array(arrays, i, row) for i, row in enumerate(record["values"])}
+    except (ValueError, OverflowError, MemoryError) as error:
         raise _damaged(folder, _first_line(error)) from error
-    if told.get("form") != FORM:
-        raise _damaged(folder, f"it has form {told.get('form')}, this Shoal reads form {FORM}")
-    return told
+    names = list(found)
+    count = len(names) - record["past"]
+    values, past = ({n: found[n] for n in part} for part in (names[:count], names[count:]))
+    return Saved(Snapshot(record["tick"], values, past), record, folder)
+
+
+def _array(arrays: Any, index: int, row: ArrayRow) -> np.ndarray:
+    """An array of a checkpoint, if it is what was written."""
+    if row["dtype"] not in DTYPES:
+        raise ShapeError(f"{row['name']!r} has the unknown type {row['dtype']!r}")
+    shape, dtype = tuple(row["shape"]), jnp.dtype(row["dtype"])
+    found = np.zeros(shape, dtype) if 0 in shape else np.asarray(arrays.get(str(index)))
+    if found.dtype != dtype or found.size != math.prod(shape):
+        raise ShapeError(f"{row['name']!r} has another type or shape than was written")
+    found = found.reshape(shape)
+    if _sum(found) != row["sum"]:
+        raise ShapeError(f"{row['name']!r} is not what was written")
+    return found
+
+
+def read_record(folder: Path) -> CheckpointFile:
+    """What a checkpoint says of itself; one that says nonsense is damaged."""
+    try:
+        record = read_json(folder / "told.json", CheckpointFile, FORM)
+    except (OSError, ShapeError) as error:
+        raise _damaged(folder, f"told.json: {why_unreadable(error)}") from error
+    if "sum" in record and record["sum"] != _sum_of(record):
+        raise _damaged(folder, "told.json is not what was written")
+    names = [row["name"] for row in record["values"]]
+    if len(set(names)) < len(names) or record["past"] > len(names):
+        raise _damaged(folder, "told.json names an array twice, or too many of the past")
+    if folder.name.isdecimal() and int(folder.name) != record["tick"]:
+        raise _damaged(folder, f"it says that it is of tick {record['tick']}")
+    if not all(lag.isdecimal() for lag in record.get("lags", {})):
+        raise _damaged(folder, "told.json counts lags that are no numbers")
+    return record
 
 
 def read_newest(folder: Path, say: Say) -> Saved | None:
@@ -202,11 +299,11 @@ def read_newest(folder: Path, say: Say) -> Saved | None:
         try:
             return read(folder / str(tick))
         except CheckpointError as error:
-            say(f"{error.what}; trying the one before.")
+            say(f"{error.what}; using the one before.")
     if found:
         raise CheckpointError(
             f"none of the {len(found)} checkpoints in {folder} can be read",
-            "Train again; or look into what has damaged the disk.",
+            "Restore one from a copy, or train again.",
         )
     return None
 
@@ -226,7 +323,8 @@ def ticks_in(folder: Path) -> list[int]:
     """The ticks of the checkpoints that are there, in order."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
+    names = (path.name for path in folder.iterdir())
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
 def best_tick(folder: Path) -> int | None:
@@ -234,7 +332,7 @@ def best_tick(folder: Path) -> int | None:
     means = {}
     for tick in ticks_in(folder):
         try:
-            means[tick] = read_told(folder / str(tick)).get("return_mean")
+            means[tick] = read_record(folder / str(tick)).get("return_mean")
         except CheckpointError:
             continue
     known = {tick: mean for tick, mean in means.items() if mean is not None}
@@ -283,6 +381,19 @@ def restored(saved: Saved, spec: Any, title: str) -> Snapshot:
     return Snapshot(saved.snapshot.tick, made, saved.snapshot.past, is_owned=True)
 
 
+def set_aside(folder: Path, tick: int) -> None:
+    """Rename a checkpoint that a resumed run can't use, so that nothing of it is lost."""
+    path = folder / f"{tick}{DAMAGED}"
+    shutil.rmtree(path, ignore_errors=True)
+    (folder / str(tick)).rename(path)
+
+
+def _sum_of(record: Mapping[str, Any]) -> int:
+    """A sum of all that a checkpoint says of itself."""
+    plain = json.loads(json.dumps({name: x for name, x in record.items() if name != "sum"}))
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
+
+
 def _load_orbax() -> None:
     import orbax.checkpoint  # noqa: F401  takes a second, which nobody has to wait for
 
@@ -304,6 +415,5 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
 
 
 def _first_line(error: BaseException) -> str:
-    return (
-        f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
-    )
+    text = first_line(error)[:200]
+    return text if isinstance(error, ShapeError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""A run in its folder: what is told as it goes on, and what it can be gone on with later."""
+"""A run in its folder: what it reports while it runs, and the checkpoints that it leaves."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.roles import environment_stages
-from shoal.runs.checkpoints import Checkpoints, Pace, Told, pace, ticks_in
+from shoal.runs.checkpoints import Checkpoints, Pace, pace, ticks_in
+from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json
 from shoal.runs.progress import MEASURED, Progress
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import (
     Episodes,
     Evaluations,
     Lags,
-    Lines,
-    as_json,
-    recorded,
     scalars,
     without_evaluation,
-    write_json,
 )
 from shoal.runs.status import Status
+from shoal.runs.trust import code_in, recipes_of, remember
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.cluster.supervisor import WorkerFailure
 from shoal.runtime.execution.metrics import lag_name
@@ -52,12 +50,11 @@ from shoal.signals import owned
 if TYPE_CHECKING:
     from shoal.runs.training import Job
 
-FORM = 1
 OF_ENVIRONMENTS = ("env_states", "obs")  # what environments show may be NaN where they say so
 RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
-REMEMBERED = 8  # ticks at which workers keep their state, and what was told by then
-AWAITED = 1024  # ticks that a snapshot may be late, because somebody is slow
+REMEMBERED = 8  # ticks at which workers keep their state, and what was counted by then
+AWAITED = 1024  # ticks that a snapshot may be late, because a worker is slow
 
 
 @dataclass(frozen=True)
@@ -72,16 +69,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What a run goes on from: a state, and what was told of the ticks before it."""
+    """What a run starts from: a state, and what was counted in the ticks before it."""
 
     start: Callable[[], Any]  # makes a snapshot, or the algorithm's tree before the first tick
-    told: Mapping[str, Any]
+    progress: Mapping[str, Any]
 
 
-def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> Told:
-    """All that it takes to make the run again, as JSON; what has no recipe is left out."""
+def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> RunFile:
+    """All that it takes to make the run again, as JSON; what has no recipe is named only."""
     every, keep = how.get("checkpoint_every", EVERY), how.get("keep", KEEP)
-    pace(every)  # refused now rather than when the first is due
     return {
         "form": FORM, "shoal": __version__, "jax": jax.__version__,
         "algorithm": _recipe(job.algorithm, how.get("algorithm_from")),
@@ -109,22 +105,24 @@ def run_job(
     job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: StartPoint
 ) -> Trained:
     """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
-    run_told = describe(job, drawn, how)
+    record = describe(job, drawn, how)
     steps = steps_a_tick(drawn)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
-        "backend": run_told["backend"], "seed": run_told["seed"], "envs": job.envs,
+        "backend": record["backend"], "seed": record["seed"], "envs": job.envs,
         "status": "running", "ticks": 0, "env_steps": 0, "seconds": 0.0, "compile_seconds": 0.0,
         "env_steps_per_second": None, "episodes": 0, "return_mean": None, "jax": jax.__version__,
     }  # fmt: skip
     if rate := job.learning_rate:
-        extended = {"extended": run_told["extended"]} if run_told["extended"] else {}
+        extended = {"extended": record.get("extended")} if record.get("extended") else {}
         summary["learning_rate"] = rate | extended
     with owned() as owner, owner.job(), ExitStack() as stack:
         stack.enter_context(recorded(folder, summary))
-        write_json(folder / "run.json", run_told)
+        write_json(folder / "run.json", record)
+        if any(code_in(named := recipes_of(record))):
+            remember(folder / "run.json", named)
         log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
         shown = how.get("progress", False)
         progress = stack.enter_context(Progress(job.ticks, steps, shown=shown))
@@ -134,30 +132,30 @@ def run_job(
             progress.say(line)
 
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
-        checkpoints = Checkpoints(folder / "checkpoints", run_told["keep"], say)
+        checkpoints = Checkpoints(folder / "checkpoints", record["keep"], say)
         stack.callback(checkpoints.wait)
-        story = RunLogger(lines, progress, drawn, summary, since.told)
-        stack.callback(story.close)
-        saving = Saving(checkpoints, story, pace(run_told["checkpoint_every"]))
-        care = _care(drawn.graph, run_told, summary, say)
-        _lose(summary, say, since.told.get("under_way", 0))
+        logger = RunLogger(lines, progress, drawn, summary, since.progress)
+        stack.callback(logger.close)
+        saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
+        recovery = _recovery(drawn.graph, record, summary, say)
+        _lose(summary, say, since.progress.get("under_way", 0))
         with listening(say), environments_closed():
-            result = _run(drawn, run_told, since, saving, care)
+            result = _run(drawn, record, since, saving, recovery)
             if not result.stopped_by:
-                _evaluate_last(job, result, story)
-        _finish(summary, result, story)
-        summary.update(_told_unsaved(checkpoints, result.ticks))
+                _evaluate_last(job, result, logger)
+        _finish(summary, result, logger)
+        summary.update(_unsaved(checkpoints, result.ticks))
     return Trained(result.state, summary, folder, drawn)
 
 
-def _evaluate_last(job: Job, result: Result, story: RunLogger) -> None:
+def _evaluate_last(job: Job, result: Result, logger: RunLogger) -> None:
     """Evaluate what a run has learnt when it ends, if it is evaluated at all."""
     if isinstance(job.algorithm, Evaluated):
-        story.look(result.ticks, job.algorithm.last(job.env, result.state))
+        logger.look(result.ticks, job.algorithm.last(job.env, result.state))
 
 
-def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> RecoveryPolicy:
-    """How the run goes on when somebody is lost; it is told, and counted."""
+def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) -> RecoveryPolicy:
+    """How the run continues after a worker is lost; losses are reported and counted."""
 
     def tell(error: LostError, tick: int) -> None:
         summary["restarts"] = summary.get("restarts", 0) + 1
@@ -174,10 +172,10 @@ def _care(graph: Graph, told: Told, summary: dict[str, Any], say: Say) -> Recove
         else:
             say(str(loss))
 
-    fresh = partial(with_new_episodes, graph, told["seed"])
-    times = told["replaces"]
+    fresh = partial(with_new_episodes, graph, record["seed"])
+    times = record.get("replaces", RESTARTS)
     return RecoveryPolicy(
-        told["restarts"],
+        record.get("restarts", 0),
         tell=tell,
         fresh=fresh,
         replaced=replaced,
@@ -195,22 +193,22 @@ def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
 
 
 def _run(
-    drawn: Plan, told: Told, since: StartPoint, saving: Saving, care: RecoveryPolicy
+    drawn: Plan, record: RunFile, since: StartPoint, saving: Saving, recovery: RecoveryPolicy
 ) -> Result:
     """Run, and leave a checkpoint however it ends."""
-    story = saving.story
+    logger = saving.logger
     watch = RunCallbacks(
-        story.see,
+        logger.see,
         saving.due,
         saving.keep,
-        story.look,
-        story.status.stand,
-        scale=story.status.scale,
-        step_timeout=told["step_timeout"],
+        logger.look,
+        logger.status.stand,
+        scale=logger.status.scale,
+        step_timeout=record.get("step_timeout"),
     )
-    backend, ticks = told["backend"], told["ticks"]
+    backend, ticks = record["backend"], record["ticks"]
     try:
-        result = care.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
+        result = recovery.run(drawn, backend, ticks=ticks, state=since.start(), watch=watch)
     except Exception as error:
         if isinstance(last := getattr(error, "snapshot", None), Snapshot):
             saving.last(last)
@@ -236,7 +234,7 @@ def check_no_nan(result: Result) -> None:
 
 
 class RunLogger:
-    """What is told of a run: a row a tick, the summary, and what a checkpoint has to know."""
+    """Logs a run: a row a tick, the summary, and the counts that a checkpoint keeps."""
 
     def __init__(
         self,
@@ -244,24 +242,24 @@ class RunLogger:
         progress: Progress,
         drawn: Plan,
         summary: dict[str, Any],
-        told: Mapping[str, Any],
+        counted: Mapping[str, Any],
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
         self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
-        self._first, self.tick = told.get("tick", 0), told.get("tick", 0)
-        self._steps_before = told.get("env_steps", 0)
-        self.before: float = told.get("seconds", 0.0)  # seconds until the run was gone on with
-        self.resumed = list(told.get("resumed", []))
-        self.episodes = Episodes.of(told.get("episodes", {}))
-        self.lags = Lags.of(told.get("lags", {}), lag_name(drawn.graph))
+        self._first, self.tick = counted.get("tick", 0), counted.get("tick", 0)
+        self._steps_before = counted.get("env_steps", 0)
+        self.before: float = counted.get("seconds", 0.0)  # seconds of running before it was resumed
+        self.resumed = list(counted.get("resumed", []))
+        self.episodes = Episodes.of(counted.get("episodes", {}))
+        self.lags = Lags.of(counted.get("lags", {}), lag_name(drawn.graph))
         self.status = Status(lines.path.parent, summary, progress.say)
         seen = lines.path.with_name("evaluation.jsonl")
         self._evaluations = Evaluations(seen, self.steps_before, progress.say)
-        self._by_tick: dict[int, Told] = {}
+        self._by_tick: dict[int, dict[str, Any]] = {}
         self.awaits = False  # whether a snapshot is to come, of a tick not known yet
 
     def close(self) -> None:
-        """There is no more to tell."""
+        """Close the files of the log."""
         self.status.close()
         self._evaluations.close()
 
@@ -281,7 +279,7 @@ class RunLogger:
 
     @property
     def seconds(self) -> float:
-        """Seconds of running, without those between a stop and going on."""
+        """Seconds of running, without those between a stop and a resume."""
         return self.before + time.perf_counter() - self._began
 
     @property
@@ -290,30 +288,30 @@ class RunLogger:
         return self._steps
 
     def see(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Tell of a tick."""
+        """Log a tick."""
         self.look(tick, metrics)
         metrics = without_evaluation(metrics)
         if self.awaits or tick % KEEP_EVERY == 0:  # the ticks that a failed run goes back to
-            self._by_tick[tick] = self.told()
+            self._by_tick[tick] = self.counts()
             if len(self._by_tick) > (AWAITED if self.awaits else REMEMBERED):
                 del self._by_tick[next(iter(self._by_tick))]
         self.episodes.see(metrics)
         self.lags.see(metrics)
         self.tick = tick + 1
         row = {"tick": tick, "env_steps": self.env_steps, "seconds": round(self.seconds, 4)}
-        told = row | scalars(metrics, self.lags.name) | {"return_mean": self.episodes.mean}
-        self._lines.add(as_json(told))
+        row |= scalars(metrics, self.lags.name) | {"return_mean": self.episodes.mean}
+        self._lines.add(as_json(row))
         mean, count = self.episodes.mean, self.episodes.total
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
         self._progress.see(tick, mean, self.env_steps)
 
     def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Tell how an evaluation went, if there was one."""
+        """Log an evaluation, if there was one."""
         self._summary.update(self._evaluations.see(tick, metrics, self._progress.look))
 
-    def told(self, tick: int = -1) -> Told:
-        """What a checkpoint of this moment has to know to tell on; `tick` may be a little ago."""
+    def counts(self, tick: int = -1) -> dict[str, Any]:
+        """What a checkpoint keeps of the run so far; `tick` may be a little ago."""
         behind = self.tick - tick if tick >= 0 else 0
         return {
             "env_steps": self.env_steps - behind * self._steps, "seconds": round(self.seconds, 4),
@@ -321,17 +319,17 @@ class RunLogger:
             "episodes": self.episodes.plain(), "lags": self.lags.plain(),
         }  # fmt: skip
 
-    def told_at(self, tick: int) -> Told | None:
-        """What was told before a tick; None if that isn't known any more, or not yet."""
-        return self.told() if tick == self.tick else self._by_tick.get(tick)
+    def counts_at(self, tick: int) -> dict[str, Any] | None:
+        """What was counted before a tick; None if that isn't known any more, or not yet."""
+        return self.counts() if tick == self.tick else self._by_tick.get(tick)
 
 
 class Saving:
     """When checkpoints are due, and what goes into them."""
 
-    def __init__(self, checkpoints: Checkpoints, story: RunLogger, every: Pace) -> None:
-        self._checkpoints, self.story, self._pace = checkpoints, story, every
-        self._last, self._when = story.tick, time.monotonic()
+    def __init__(self, checkpoints: Checkpoints, logger: RunLogger, every: Pace) -> None:
+        self._checkpoints, self.logger, self._pace = checkpoints, logger, every
+        self._last, self._when = logger.tick, time.monotonic()
 
     def due(self, tick: int) -> int | None:
         """Before which tick the next is wanted, once it is time; never two at once."""
@@ -339,13 +337,13 @@ class Saving:
             return None
         late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
         due = max(tick, self._last + self._pace.ticks)
-        if self.story.is_behind:  # a checkpoint without the rows before it would be of no use
+        if self.logger.is_behind:  # a checkpoint without the rows before it would be of no use
             if late or (self._pace.ticks and due == tick):
                 self._checkpoints.refuse(tick)
                 self._last, self._when = tick, time.monotonic()
             return None
-        self.story.awaits = bool(self._pace.ticks or late)
-        return due if self.story.awaits else None
+        self.logger.awaits = bool(self._pace.ticks or late)
+        return due if self.logger.awaits else None
 
     def keep(self, snapshot: Snapshot) -> None:
         """Write a snapshot, unless the one before is still being written."""
@@ -353,14 +351,14 @@ class Saving:
             self.end(snapshot)
 
     def end(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, with what was told of it, even if that takes until others are."""
-        told = self.story.told_at(snapshot.tick)
-        if told is None and snapshot.tick < self.story.tick:
-            # Ends at their own pace gave their parts later than that.
-            told = self.story.told(snapshot.tick)
-        if told is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
-            self._checkpoints.write(snapshot, {**told, "under_way": snapshot.under_way})
-        self.story.awaits = False
+        """Write a snapshot with its counts, after those that are being written."""
+        counts = self.logger.counts_at(snapshot.tick)
+        if counts is None and snapshot.tick < self.logger.tick:
+            # Asynchronous replicas gave their parts later than that.
+            counts = self.logger.counts(snapshot.tick)
+        if counts is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
+            self._checkpoints.write(snapshot, {**counts, "under_way": snapshot.under_way})
+        self.logger.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 
     def last(self, snapshot: Snapshot) -> None:
@@ -369,25 +367,25 @@ class Saving:
         self._checkpoints.wait()
 
 
-def _finish(summary: dict[str, Any], result: Result, story: RunLogger) -> None:
+def _finish(summary: dict[str, Any], result: Result, logger: RunLogger) -> None:
     summary.update(
         status="interrupted" if result.stopped_by else "done",
         ticks=result.ticks,
-        env_steps=story.env_steps - (story.tick - result.ticks) * story.rate,
-        seconds=round(story.seconds, 3),
+        env_steps=logger.env_steps - (logger.tick - result.ticks) * logger.rate,
+        seconds=round(logger.seconds, 3),
         compile_seconds=round(result.compile_seconds, 3),
         env_steps_per_second=steps_per_second(
-            story.rate, result.ticks - result.first, result.seconds
+            logger.rate, result.ticks - result.first, result.seconds
         ),
-        episodes=story.episodes.total,
-        return_mean=story.episodes.mean,
+        episodes=logger.episodes.total,
+        return_mean=logger.episodes.mean,
     )
-    summary.update(story.lags.told())
-    summary.update(_told_sent(result))
+    summary.update(logger.lags.summary())
+    summary.update(_sent(result))
     if result.stopped_by:
         summary["signal"] = signal.Signals(result.stopped_by).name
-    if story.resumed:
-        summary["resumed"] = story.resumed
+    if logger.resumed:
+        summary["resumed"] = logger.resumed
 
 
 def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
@@ -398,14 +396,14 @@ def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
     return round(steps * (ticks - 1) / seconds, 1) if steps and seconds >= MEASURED else None
 
 
-def _told_unsaved(checkpoints: Checkpoints, tick: int) -> Told:
+def _unsaved(checkpoints: Checkpoints, tick: int) -> dict[str, Any]:
     """How many checkpoints could not be written, and what is lost if the last is one of them."""
-    told: Told = {"checkpoints_not_written": len(checkpoints.failed)} if checkpoints.failed else {}
+    counts = {"checkpoints_not_written": len(checkpoints.failed)} if checkpoints.failed else {}
     lost = checkpoints.lost(tick)
-    return told | ({"lost": lost} if lost else {})
+    return counts | ({"lost": lost} if lost else {})
 
 
-def _told_sent(result: Result) -> dict[str, int]:
+def _sent(result: Result) -> dict[str, int]:
     """Bytes that went between hosts in the whole run, and that packing saved."""
     if not result.sent:
         return {}

@@ -16,27 +16,32 @@ from shoal.envs.environment import clip
 from shoal.envs.spaces import Box, Discrete, Groups, MultiDiscrete, leaves
 from shoal.errors import CheckpointError, SettingError
 from shoal.runs.checkpoints import Saved, read, read_best, read_newest, restored
-from shoal.runs.resuming import Again, made_job, read_run
+from shoal.runs.resuming import made_job, open_run
 from shoal.tracing.trace import Origin
 
 WHICH = ("newest", "best")
 
 
 def load(
-    run: str | Path, which: str = "newest", *, algorithm: Any = None, env: Any = None
+    run: str | Path,
+    which: str = "newest",
+    *,
+    algorithm: Any = None,
+    env: Any = None,
+    trust: bool = False,
 ) -> Agent:
     """What the run in a folder has learnt: by its newest checkpoint or its best, or one's folder.
 
-    `algorithm` and `env` are needed only where they were objects that JSON can't describe.
+    `algorithm` and `env` are needed only where they were objects that JSON can't describe. `trust`
+    lets code run that the folder names and that isn't Shoal's own: see docs/resume.md.
     """
     if which not in WHICH:
         raise SettingError(f"which={which!r}", f"Say one of: {', '.join(WHICH)}.")
     run = Path(run)
     is_one = (run / "told.json").exists()
-    folder = run.parent.parent if is_one else run
-    told = read_run(folder)
-    given: Again = {"algorithm": algorithm, "env": env}
-    job = made_job(folder, told, given)
+    folder = run.resolve().parent.parent if is_one else run
+    record, trusted = open_run(folder, trust=trust)
+    job = made_job(folder, record, {"algorithm": algorithm, "env": env}, trusted=trusted)
     saved = read(run) if is_one else _saved(folder, which)
     spec = Origin(job.algorithm, job.env).spec(job.envs)
     values = restored(saved, spec, job.title).values

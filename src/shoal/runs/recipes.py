@@ -1,7 +1,8 @@
-"""Plain objects as JSON, and back: what a run folder says of the loop that it trained.
+"""Plain objects as JSON, and back: how a run folder describes the loop that it trained.
 
-A dataclass is its class and its settings, a function or class its name; of those outside Shoal the
-file is kept too, since a script's module has no other name to be found by.
+A dataclass is its type and its settings, a function or class its name; for those outside Shoal the
+file is kept too, since a script's module has no other name to be found by. Only Shoal's own
+registered types are made again from a recipe; what else it names needs the user's trust (trust.py).
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from shoal.errors import SettingError
+from shoal.shapes import ShapeError, misfit
 
 NOT_PLAIN = object()  # what has no recipe: an object that isn't made of plain data
+DEPTH = 50  # of a recipe: no object of Shoal's is nested deeper
+Recipe = dict[str, Any]
+Resolve = Callable[[Recipe], Any]  # what a recipe with a name stands for, or a ShoalError
 
 
 def recipe_of(thing: Any) -> Any:
@@ -42,28 +49,83 @@ def recipe_of(thing: Any) -> Any:
     return _named(thing)
 
 
-def made_from(recipe: Any) -> Any:
-    """The object that a recipe is of."""
+def made_from(recipe: Any, resolve: Resolve, depth: int = 0) -> Any:
+    """The object that a recipe describes; `resolve` finds, or refuses, the types that it names."""
+    if depth > DEPTH:
+        raise ShapeError("it is nested too deeply")
+
+    def made(inner: Any) -> Any:
+        return made_from(inner, resolve, depth + 1)
+
+    if isinstance(recipe, list):
+        return [made(item) for item in recipe]
+    if not isinstance(recipe, dict):
+        return recipe
     match recipe:
-        case {"tuple": items}:
-            return tuple(made_from(item) for item in items)
-        case {"float": text}:
-            return float(text)
-        case {"dict": items}:
-            return {name: made_from(item) for name, item in items.items()}
-        case {"name": _, "module": _}:
-            return _made_named(recipe)
-        case list():
-            return [made_from(item) for item in recipe]
-    return recipe
+        case {"tuple": list(items)}:
+            found = tuple(made(item) for item in items)
+        case {"float": "inf" | "-inf" | "nan" as text}:
+            found = float(text)
+        case {"dict": dict(items)}:
+            found = {name: made(item) for name, item in items.items()}
+        case {"name": str()}:
+            found = _made_named(recipe, resolve, made)
+        case _:
+            raise ShapeError("it is no recipe of an object")
+    return found
 
 
-def _made_named(recipe: dict[str, Any]) -> Any:
-    """What a recipe names, or where it says settings, one made with them."""
-    found = _found(recipe)
-    if "settings" not in recipe:
-        return found
-    return found(**{name: made_from(x) for name, x in recipe["settings"].items()})
+def _made_named(recipe: Recipe, resolve: Resolve, made: Callable[[Any], Any]) -> Any:
+    """What a recipe names, or an object of it with the recipe's settings."""
+    match recipe:
+        case {"module": str(), "settings": dict(settings)}:
+            kind = resolve(recipe)
+            return build(kind, {name: made(item) for name, item in settings.items()})
+        case {"module": str()} if "settings" not in recipe:
+            return resolve(recipe)
+        case {"from": str()}:
+            found = resolve(recipe)
+            return found() if inspect.isclass(found) or inspect.isfunction(found) else found
+    raise ShapeError(f"it names {ascii(recipe['name'])[:100]} of nothing")
+
+
+def build(kind: Any, settings: dict[str, Any]) -> Any:
+    """A `kind` with these settings, if they are its own and of their types."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ShapeError("it gives settings to what has none")
+    hints, title = _hints(kind), kind.__name__
+    known = {field.name for field in dataclasses.fields(kind) if field.init}
+    for name, value in settings.items():
+        if name not in known:
+            raise ShapeError(f"{title} has no setting `{name}`")
+        if wrong := misfit(value, hints.get(name, Any), name):
+            raise ShapeError(f"in {title}, {wrong}")
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ShapeError(str(error)) from error
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except NameError:  # a user's own type, whose annotations name what only its function knows
+        return {}
+
+
+def named_code(recipe: Recipe) -> Any:
+    """What a recipe names, imported from its module or file: this runs their code."""
+    if "from" in recipe:
+        found = getattr(load_file(Path(recipe["from"])), recipe["name"], None)
+    else:
+        found = _inside(_module(recipe["module"], recipe.get("file")), recipe["name"])
+    if found is None:
+        place = recipe.get("from") or recipe.get("file") or recipe["module"]
+        raise SettingError(
+            f"the run was made with {recipe['name']} of {place}, which is no longer there",
+            "Restore it, or give the algorithm and env to shoal.resume.",
+        )
+    return found
 
 
 def load_file(path: Path) -> ModuleType:
@@ -104,18 +166,6 @@ def _inside(module: ModuleType, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found
-
-
-def _found(recipe: dict[str, Any]) -> Any:
-    """What a name in a module stands for now."""
-    found = _inside(_module(recipe["module"], recipe.get("file")), recipe["name"])
-    if found is None:
-        raise SettingError(
-            f"the run was made with {recipe['name']} of {recipe.get('file') or recipe['module']}, "
-            "which is no longer there",
-            "Bring it back, or give the algorithm and env to shoal.resume.",
-        )
     return found
 
 

@@ -1,92 +1,120 @@
-"""Go on with a run from its newest checkpoint, as it was or distributed in another way."""
+"""Resume a run from its newest checkpoint, as it was or distributed in another way."""
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
+import jax
+
+from shoal import __version__
 from shoal.algorithms.evaluated import Evaluated
-from shoal.errors import SettingError
-from shoal.planning.cluster import Cluster
+from shoal.errors import SettingError, printable
 from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy
-from shoal.runs.checkpoints import Saved, forget, read_newest, restored, ticks_in
-from shoal.runs.job import FORM, RESTARTS, StartPoint, Trained, run_job, with_new_episodes
-from shoal.runs.recipes import load_file, made_from
-from shoal.runs.records import cut_rows, locked
+from shoal.runs.checkpoints import Saved, read_newest, restored, set_aside, ticks_in
+from shoal.runs.folder import (
+    Extension,
+    RunFile,
+    check_plain,
+    check_writable,
+    cut_rows,
+    locked,
+    read_run,
+)
+from shoal.runs.job import RESTARTS, StartPoint, Trained, run_job, with_new_episodes
+from shoal.runs.options import ResumeOptions, with_options
 from shoal.runs.training import (
     Job,
     beside_evaluation,
+    check_distribution,
     cluster_of,
     ensure_devices,
     plan,
     with_total_ticks,
 )
+from shoal.runs.trust import TYPES, is_remembered, make, recipes_of
 from shoal.runtime.run import check_backend, fresh_start
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 
-
-class Again(TypedDict, total=False):
-    """How to go on; what isn't said is as it was."""
-
-    ticks: int
-    backend: str
-    cluster: Cluster
-    address: str
-    restarts: int
-    step_timeout: float
-    algorithm: Any
-    env: Any
-    checkpoint_every: str | int
-    keep: int
-    progress: bool
-    announce: Callable[[str], None]
+Announce = Callable[[str], None]
 
 
+@with_options(ResumeOptions)
 def resume(
-    folder: str | Path, distribute: DistributionPolicy | None = None, **how: Unpack[Again]
+    folder: str | Path,
+    distribute: DistributionPolicy | str | None = None,
+    **how: Unpack[ResumeOptions],
 ) -> Trained:
-    """Go on with the run in `folder` until it has made `ticks` ticks in all.
+    """Resume the run in `folder` until it has made `ticks` ticks in all.
 
-    A run whose plan is in lockstep goes on to the bit. Under another distribution policy, replica
-    count or backend it goes on with the same state. `algorithm` and `env` are needed only where
-    they were objects that JSON can't describe.
+    A run whose plan is in lockstep continues to the bit. Under another distribution policy, replica
+    count or backend it continues with the same state. `algorithm` and `env` are needed only where
+    they were objects that JSON can't describe. A folder that names code of others is refused,
+    unless you made the run yourself on this machine, or say `trust=True`.
     """
     folder = Path(folder)
-    told = read_run(folder)
+    record, trusted = open_run(folder, trust=how.get("trust", False))
     with locked(folder):
-        job = made_job(folder, told, how)
-        backend = check_backend(how.get("backend") or told["backend"])
-        distribution = distribute or made_from(told["distribution"])
+        check_writable(folder)
+        announce = how.get("announce", lambda text: None)
+        job = made_job(folder, record, how, trusted=trusted)
+        backend = check_backend(how.get("backend") or record["backend"])
+        made = partial(_made, folder, record, "distribution", trusted=trusted)
+        distribution = check_distribution(distribute) or check_distribution(made())
+        assert distribution is not None
         distribution = beside_evaluation(job, distribution)
         ensure_devices(distribution)
         graph = trace(job.algorithm, job.env, envs=job.envs)
         check_not_frozen(graph.origin, job.envs)
         drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
-        announce = how.get("announce", lambda text: None)
-        since = _since(folder, job, drawn, told["seed"], announce)
-        kept = ("checkpoint_every", "keep", "seed", "restarts")
-        settings = {name: how.get(name, told.get(name, 0)) for name in kept}
-        settings["step_timeout"] = how.get("step_timeout", told.get("step_timeout"))
-        sources = {f"{name}_from": _source(told[name]) for name in ("algorithm", "env")}
-        if "restarts" not in how:
-            settings["replaces"] = told.get("replaces", RESTARTS)
-        given = {**how, **settings, **sources, "backend": backend}
-        given["extended"] = _extended(job, told, since.told.get("tick", 0), announce)
+        _compare_versions(record, announce)
+        since = _since(folder, job, drawn, record["seed"], announce)
+        given = _settings(record, how) | {"backend": backend}
+        tick = since.progress.get("tick", 0)
+        given["extended"] = _extended(job, record, tick, announce)
         return run_job(job, drawn, folder, given, since)
 
 
-def _extended(
-    job: Job, told: dict[str, Any], tick: int, announce: Callable[[str], None]
-) -> list[dict[str, int]]:
+def open_run(folder: Path, *, trust: bool) -> tuple[RunFile, bool]:
+    """What a run folder says of its run, and whether the code that it names may run."""
+    record = read_run(folder)
+    if not trust:
+        check_plain(folder)
+    return record, trust or is_remembered(folder / "run.json", recipes_of(record))
+
+
+def _settings(record: RunFile, how: ResumeOptions) -> dict[str, Any]:
+    """How to run: as is said, else as it was."""
+    kept = ("checkpoint_every", "keep", "seed", "restarts")
+    settings = {name: how.get(name, record.get(name, 0)) for name in kept}
+    sources = {f"{name}_from": _source(record[name]) for name in ("algorithm", "env")}
+    settings["step_timeout"] = how.get("step_timeout", record.get("step_timeout"))
+    if "restarts" not in how:
+        settings["replaces"] = record.get("replaces", RESTARTS)
+    return {**how, **settings, **sources}
+
+
+def _compare_versions(record: RunFile, announce: Announce) -> None:
+    """Report that a run was made with other versions: its numbers may then differ a little."""
+    now = {"shoal": __version__, "jax": jax.__version__}
+    titles = {"shoal": "Shoal", "jax": "JAX"}
+    for name, version in now.items():
+        if (before := record.get(name, version)) != version:
+            announce(
+                f"The run was made with {titles[name]} {printable(before)[:40]}, and resumes "
+                f"with {version}: it may not continue to the bit.\n"
+            )
+
+
+def _extended(job: Job, record: RunFile, tick: int, announce: Announce) -> list[Extension]:
     """Every change of the run's length that changed its learning rate; a new one is announced."""
-    before, known = told["ticks"], told.get("extended", [])
+    before, known = record["ticks"], record.get("extended", [])
     if not job.anneals or before == job.ticks:
         return known
     share = 1 - tick / job.ticks
@@ -97,56 +125,69 @@ def _extended(
     return [*known, {"tick": tick, "from_ticks": before, "to_ticks": job.ticks}]
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """What a run folder says of how the run was made."""
-    try:
-        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SettingError(
-            f"there is no run in {folder} to go on with: it has no run.json",
-            "Name the folder of a run, such as runs/ppo-CartPole-v1-1.",
-        ) from error
-    except ValueError as error:
-        raise SettingError(f"{folder}/run.json can't be read: {error}", "Bring it back.") from error
-    if told.get("form") != FORM:
-        raise SettingError(
-            f"{folder}/run.json has form {told.get('form')}, and this Shoal reads form {FORM}",
-            "Go on with the Shoal that made it.",
-        )
-    return told
-
-
-def made_job(folder: Path, told: dict[str, Any], how: Again) -> Job:
+def made_job(folder: Path, record: RunFile, how: Mapping[str, Any], *, trusted: bool) -> Job:
     """The job of a run, made again from what its folder says."""
-    algorithm = how.get("algorithm") or _made(folder, told, "algorithm")
-    if told["algorithm"].get("name") == Evaluated.__name__ and not isinstance(algorithm, Evaluated):
-        # Whoever gives the algorithm again need not say how it was evaluated.
-        algorithm = replace(_made(folder, told, "algorithm"), algorithm=algorithm)
-    env = how.get("env") or _made(folder, told, "env")
-    ticks = how.get("ticks") or told["ticks"]
-    job = Job(with_total_ticks(algorithm, ticks), env, told["envs"], ticks)
+    algorithm, wanted = how.get("algorithm"), _name_of(record["algorithm"])
+    if algorithm is None:
+        algorithm = _made(folder, record, "algorithm", trusted=trusted)
+    elif wanted == Evaluated.__name__ and not isinstance(algorithm, Evaluated):
+        # An algorithm that is given again is evaluated as it was.
+        algorithm = _evaluated(folder, record, algorithm)
+    env = how.get("env")
+    env = _made(folder, record, "env", trusted=trusted) if env is None else env
+    ticks = how.get("ticks") or record["ticks"]
+    job = Job(with_total_ticks(algorithm, ticks), env, record["envs"], ticks)
     own = type(algorithm).__name__
-    wanted = told["algorithm"].get("name", own)
-    if own != wanted:
+    if own != (wanted or own):
         raise SettingError(
             f"{folder} holds a run of {wanted}, not of {own}",
-            "Go on with the same algorithm; its settings may change where no shape does.",
+            "Resume with the same algorithm; its settings may change where no shape does.",
+        )
+    return _check_loop(folder, job)
+
+
+def _name_of(recipe: Any) -> str:
+    """The type that a recipe is of; nothing where it has no name of one."""
+    name = recipe.get("name") if isinstance(recipe, dict) and "settings" in recipe else ""
+    return name if isinstance(name, str) else ""
+
+
+def _evaluated(folder: Path, record: RunFile, algorithm: Any) -> Evaluated:
+    """`algorithm`, evaluated as the run's was, which isn't made again."""
+    recipe = record["algorithm"] or {}
+    settings = recipe["settings"] if isinstance(recipe["settings"], dict) else {}
+    bare = {**recipe, "settings": {**settings, "algorithm": None}}
+    return replace(make(bare, f"{folder}/run.json", trusted=False), algorithm=algorithm)
+
+
+def _check_loop(folder: Path, job: Job) -> Job:
+    """`job`, if what its folder describes are a loop and an environment at all."""
+    simulator = getattr(job.env, "simulator", None)
+    acts = getattr(job.trained, "actions", None) is not None
+    wrong = ""
+    if not all(callable(getattr(job.trained, name, None)) for name in ("init", "tick")):
+        wrong = f"its algorithm is a {type(job.trained).__name__}"
+    elif (acts or type(job.env) in TYPES) and not callable(getattr(job.env, "step", None)):
+        wrong = f"its environment is a {type(job.env).__name__}"
+    elif type(simulator) in TYPES:
+        wrong = f"its environment has a {type(simulator).__name__} for a simulator"
+    if wrong:
+        raise SettingError(
+            f"{folder}/run.json describes nothing that can be trained: {wrong}",
+            "Restore the file, or give the algorithm and env to shoal.resume.",
         )
     return job
 
 
-def _made(folder: Path, told: dict[str, Any], what: str) -> Any:
-    match told[what]:
+def _made(folder: Path, record: RunFile, what: str, *, trusted: bool) -> Any:
+    match record[what]:
         case {"unknown": kind}:
             raise SettingError(
-                f"the {what} of {folder} was an object of {kind}, which JSON can't describe",
+                f"the {what} of {folder} was an object of {kind!a}, which JSON can't describe",
                 f"Give it again: shoal.resume(folder, {what}=...).",
             )
-        case {"from": file, "name": name}:
-            found = getattr(load_file(Path(file)), name)
-            return found() if inspect.isclass(found) or inspect.isfunction(found) else found
         case recipe:
-            return made_from(recipe)
+            return make(recipe, f"`{what}` of {folder}/run.json", trusted=trusted)
 
 
 def _source(recipe: Any) -> str | None:
@@ -156,10 +197,9 @@ def _source(recipe: Any) -> str | None:
     return None
 
 
-def _since(
-    folder: Path, job: Job, drawn: Plan, seed: int, announce: Callable[[str], None]
-) -> StartPoint:
-    """The newest whole checkpoint; later rows and checkpoints are of a course not taken."""
+def _since(folder: Path, job: Job, drawn: Plan, seed: int, announce: Announce) -> StartPoint:
+    """The newest whole checkpoint; rows and checkpoints after it are no longer the run's."""
+    _check_not_lost(folder)
     saved = read_newest(folder / "checkpoints", announce)
     tick = saved.snapshot.tick if saved else 0
     if tick >= job.ticks:
@@ -169,27 +209,40 @@ def _since(
         )
     origin = drawn.graph.origin
     start: Callable[[], Any] = partial(fresh_start, drawn.graph, seed)
-    told: dict[str, Any] = {}
+    progress: dict[str, Any] = {}
     if saved:
         snapshot = restored(saved, origin.spec(job.envs), job.title)
-        told = {**saved.told, "resumed": [*saved.told["resumed"], tick]}
+        progress = {**saved.record, "resumed": [*saved.record.get("resumed", []), tick]}
         start = partial(with_new_episodes, drawn.graph, seed, snapshot)
     for later in ticks_in(folder / "checkpoints"):
-        if later > tick:
-            forget(folder / "checkpoints", later)
-    for name in ("metrics", "evaluation"):
-        cut_rows(folder / f"{name}.jsonl", tick)
-    announce(_going_on(saved, job, drawn))
-    return StartPoint(start, told)
+        if later > tick:  # damaged: else it would be the newest
+            set_aside(folder / "checkpoints", later)
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        if bad := cut_rows(folder / name, tick):
+            announce(f"{bad} rows of {name} could not be read and were removed.\n")
+    announce(_resumes(saved, job, drawn))
+    return StartPoint(start, progress)
 
 
-def _going_on(saved: Saved | None, job: Job, drawn: Plan) -> str:
+def _check_not_lost(folder: Path) -> None:
+    """Refuse to start over where checkpoints were once and are gone."""
+    metrics, is_started = folder / "metrics.jsonl", False
+    with suppress(OSError):
+        is_started = metrics.stat().st_size > 0
+    if is_started and not (folder / "checkpoints").is_dir():
+        raise SettingError(
+            f"{folder} has rows of metrics and no folder `checkpoints`",
+            "Restore the folder; to start over, remove metrics.jsonl too.",
+        )
+
+
+def _resumes(saved: Saved | None, job: Job, drawn: Plan) -> str:
     if saved is None:
-        return "There is no checkpoint yet: the run begins again.\n"
-    text = f"Going on from tick {saved.snapshot.tick} of {job.ticks}."
+        return "There is no checkpoint yet: the run starts over.\n"
+    text = f"Resuming from tick {saved.snapshot.tick} of {job.ticks}."
     if any(stage.host for stage in drawn.graph.stages):
         text += (
             f" What {job.envs} environments were in the middle of is lost with the processes "
-            "that stepped them: they begin new episodes."
+            "that stepped them: they start new episodes."
         )
     return text + "\n"

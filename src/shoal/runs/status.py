@@ -1,31 +1,67 @@
-"""How the workers of a run are: written to its folder as it goes on, and read by anybody."""
+"""The status of a run's workers: written to its folder while it runs, and read by anybody."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from rich.markup import escape
 from rich.table import Table
 
-from shoal.errors import SettingError
+from shoal.errors import SettingError, printable
 from shoal.runs.checkpoints import ticks_in
-from shoal.runs.disk import free, megabytes, size_of, unless_full
-from shoal.runs.records import write_json
+from shoal.runs.disk import free, megabytes, size_of
+from shoal.runs.folder import is_locked, read_run, write_json
 from shoal.runtime.logs import Say
 from shoal.runtime.run import Statuses
+from shoal.shapes import Index, Seconds, ShapeError, Steps, read_json, why_unreadable
 
 FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
-TOLD = ("ticks", "restarts", "replaced", "lost_turns")  # of a run's summary, while it goes on
+LATE_S = 10 * EVERY  # since a run in progress has written its status last
+COPIED = ("ticks", "restarts", "replaced", "lost_turns")  # from a run's summary, while it runs
+
+
+class Losses(TypedDict):
+    """How often a run has lost workers or rollouts."""
+
+    restarts: NotRequired[Steps]
+    replaced: NotRequired[Steps]
+    lost_turns: NotRequired[Steps]
+
+
+class SummaryFile(Losses):
+    """What `summary.json` holds that a status shows."""
+
+    status: str
+    ticks: Steps
+
+
+class WorkerRow(TypedDict):
+    """A worker's tick, what it waits for, and since when it is in which stage."""
+
+    tick: int
+    waits: str
+    pid: NotRequired[int | None]
+    stage: NotRequired[str]
+    seconds: NotRequired[Seconds]
+
+
+class StatusFile(Losses):
+    """What `status.json` holds."""
+
+    ticks: NotRequired[Steps]
+    driver: NotRequired[int]
+    at: Seconds
+    workers: dict[str, WorkerRow]
 
 
 class Status:
-    """Keeps a run's status.json up to date, and takes it away at the end."""
+    """Keeps a run's status.json up to date, and removes it at the end."""
 
     def __init__(self, folder: Path, summary: Mapping[str, Any], say: Say) -> None:
         self._say, self._text = say, b""
@@ -34,7 +70,7 @@ class Status:
         self._counts: dict[str, int] = {}
 
     def stand(self, statuses: Statuses) -> None:
-        """Write how workers are, if it is time."""
+        """Write the status of workers, if it is time; a run doesn't fail if that fails."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
             workers = {
@@ -44,13 +80,13 @@ class Status:
                 }
                 for name, one in statuses().items()
             }  # fmt: skip
-            told = {name: self._summary[name] for name in TOLD if name in self._summary}
-            told |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
-            with unless_full():
-                write_json(self._file, told)
+            counts = {name: self._summary[name] for name in COPIED if name in self._summary}
+            counts |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
+            with suppress(OSError):
+                write_json(self._file, counts)
 
     def scale(self) -> dict[str, int]:
-        """How many replicas somebody wants of each fragment, if they have said so."""
+        """How many replicas are wanted of each fragment; a damaged file is reported and ignored."""
         if time.monotonic() - self._asked >= EVERY / 4:
             self._asked = time.monotonic()
             with suppress(FileNotFoundError):
@@ -58,27 +94,20 @@ class Status:
         return self._counts
 
     def _read_wanted(self, text: bytes) -> None:
-        """Take in what is asked for; what isn't a count for each name is reported, and ignored."""
+        """Take in what is asked for, once; a file that isn't counts by names is reported."""
         if text == self._text:
             return
         self._text = text
         try:
-            self._counts = check_counts(json.loads(text))
-        except ValueError as error:
-            self._say(f"{self._wanted} is ignored: {error}")
+            self._counts = read_json(self._wanted, dict[str, Index])
+        except (OSError, ShapeError) as error:
+            self._say(f"{self._wanted} is ignored: {why_unreadable(error)}")
 
     def close(self) -> None:
-        """The run has ended: nobody is any way any more."""
-        self._file.unlink(missing_ok=True)
-        self._wanted.unlink(missing_ok=True)
-
-
-def check_counts(counts: Any) -> dict[str, int]:
-    """`counts` if it is a mapping of names to numbers of replicas."""
-    is_count = isinstance(counts, dict) and all(type(n) is int and n >= 0 for n in counts.values())
-    if not is_count:
-        raise ValueError('it must hold a JSON object of counts, such as {"actor": 4}')
-    return counts
+        """Remove the files: the run has ended."""
+        for file in (self._file, self._wanted):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 def newest_run(folder: Path) -> Path:
@@ -92,89 +121,99 @@ def newest_run(folder: Path) -> Path:
 
 
 def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
-    """Let a run have so many replicas of fragments; what all is wanted of it then.
+    """Ask a run for so many replicas of fragments; all that it is then asked for.
 
-    It is a file in the run's folder, which the run looks at: whoever may write there may ask.
+    The request is a file in the run's folder: write access to the folder is what allows it.
     """
     summary, status = read_status(folder)
     if summary["status"] != "running" or status is None:
         raise SettingError(
-            f"the run in {folder} isn't going on in processes of its own",
+            f"the run in {folder} isn't running in processes of its own",
             "Only a run of the backends `processes` and `ray` can have more or fewer replicas.",
         )
-    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    elastic: dict[str, list[int]] = told.get("elastic", {})
+    elastic = read_run(folder).get("elastic", {})
     counts = {n if n in elastic else n.removesuffix("s"): count for n, count in counts.items()}
     for name, count in counts.items():
         if name not in elastic:
-            known = ", ".join(f"{n} ({a} to {b})" for n, (a, b) in elastic.items()) or "none"
+            known = ", ".join(f"{n} ({min(b)} to {max(b)})" for n, b in elastic.items()) or "none"
             raise SettingError(
                 f"fragment `{name}` of {folder} has a fixed number of replicas, or isn't there",
                 f"Those whose replicas may come and go: {known}. Say so when the run starts, such "
                 "as --actors 2-16.",
             )
-        least, most = elastic[name]
+        least, most = min(elastic[name]), max(elastic[name])
         if not least <= count <= most:
             raise SettingError(
                 f"{count} replicas of `{name}` are out of its bounds",
                 f"Choose {least} to {most}.",
             )
-    before = folder / WANTED
-    said = {}
-    with suppress(FileNotFoundError, ValueError):
-        said = check_counts(json.loads(before.read_bytes()))
-    write_json(before, said | counts)
-    return said | counts
+    before: dict[str, int] = {}
+    with suppress(OSError, ShapeError):
+        before = read_json(folder / WANTED, dict[str, Index])
+    write_json(folder / WANTED, before | counts)
+    return before | counts
 
 
-def read_status(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A run's summary, and how its workers are, if they have told."""
+def read_status(folder: Path) -> tuple[SummaryFile, StatusFile | None]:
+    """A run's summary, and the status of its workers, if there is one."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        summary = read_json(folder / "summary.json", SummaryFile)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise SettingError(
             f"there is no run in {folder}", "Name the folder of a run, or its name in runs/."
         ) from error
+    except (OSError, ShapeError) as error:
+        raise SettingError(
+            f"{folder}/summary.json can't be read: {why_unreadable(error)}",
+            f"It is written anew by `shoal resume {folder}`.",
+        ) from error
     try:
-        return summary, json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return summary, read_json(folder / FILE, StatusFile)
+    except (OSError, ShapeError):
         return summary, None
 
 
-def _losses(summary: Mapping[str, Any]) -> str:
+def _losses(summary: SummaryFile) -> str:
     """What was lost so far, if anything was."""
-    names = {"restarts": "gone back", "replaced": "replaced", "lost_turns": "turns lost"}
-    return "".join(f", {summary[n]} {what}" for n, what in names.items() if summary.get(n))
+    names = {"restarts": "restarts", "replaced": "replaced", "lost_turns": "rollouts dropped"}
+    return "".join(f", {count} {names[n]}" for n, count in summary.items() if n in names and count)
 
 
 def shown(folder: Path) -> tuple[str, Table | None]:
     """A run's status in a line, and its workers as a table."""
     summary, status = read_status(folder)
-    summary |= {name: status[name] for name in TOLD if name in status} if status else {}
-    told = f"{folder}: {summary['status']}, tick {summary['ticks']:,}"
-    told += _losses(summary) + _saved(folder)
+    if status is not None:
+        newer: Any = {name: count for name, count in status.items() if name in COPIED}
+        summary.update(newer)
+    ago = time.time() - status["at"] if status else LATE_S + 1
+    is_over = summary["status"] == "running" and ago > LATE_S and not is_locked(folder)
+    name = "killed" if is_over else printable(summary["status"])
+    line = f"{folder}: {name}, tick {summary['ticks']:,}"
+    line += _losses(summary) + _saved(folder)
+    if is_over:
+        return f"{line}; its process is gone. Continue it with `shoal resume {folder}`", None
     if status is None:
-        return told, None
-    ago = time.time() - status["at"]
-    told += f"; heard {ago:.0f} s ago"
-    if ago > 10 * EVERY:
-        told += " (its driver has stopped, or waits itself)"
+        return line, None
+    line += f"; updated {ago:.0f} s ago"
+    if ago > LATE_S:
+        line += " (its driver is stopped, or waits itself)"
     table = Table("worker", "pid", "tick", "in stage", "waits for")
     for name, one in status["workers"].items():
         stage, seconds = one.get("stage", ""), one.get("seconds", 0.0)
         inside = f"{stage} for {seconds:.0f} s" if stage and seconds >= 1 else stage
-        pid = str(one.get("pid") or "-")
-        table.add_row(name, pid, f"{one['tick']:,}", inside or "-", one["waits"] or "-")
-    return told, table
+        pid, waits = str(one.get("pid") or "-"), one["waits"] or "-"
+        cells = (name, pid, f"{one['tick']:,}", inside or "-", waits)
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    return line, table
 
 
 def _saved(folder: Path) -> str:
-    """What of a run is on the disk, and whether there is room for more."""
-    there = ticks_in(folder / "checkpoints")
-    if not there:
+    """Which checkpoint of a run is the newest, and whether there is room for more."""
+    found = ticks_in(folder / "checkpoints")
+    if not found:
         return ""
-    told = f"; newest checkpoint of tick {there[-1]:,}"
-    needed, room = size_of(folder / "checkpoints" / str(there[-1])), free(folder)
+    line = f"; newest checkpoint of tick {found[-1]:,}"
+    needed, room = size_of(folder / "checkpoints" / str(found[-1])), free(folder)
     if needed > room:
-        told += f", no room for another ({megabytes(needed)} needed, {megabytes(room)} free)"
-    return told
+        line += f", no room for another ({megabytes(needed)} needed, {megabytes(room)} free)"
+    return line

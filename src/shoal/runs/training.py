@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import jax
 
@@ -20,39 +20,19 @@ from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.planning.policies import fused, looked_on, single_learner_coarse
+from shoal.planning.policies import POLICIES, fused, looked_on, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
 from shoal.roles import with_roles
+from shoal.runs.folder import locked, new_folder
 from shoal.runs.job import StartPoint, Trained, run_job
-from shoal.runs.records import check_metrics, locked, new_folder
+from shoal.runs.options import TrainOptions, check_options, shown, with_options
+from shoal.runs.records import check_metrics
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan
 from shoal.runtime.run import check_backend, fresh_start, load_ray
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
-
-
-class How(TypedDict, total=False):
-    """How to train, beyond what and where: everything has a default."""
-
-    ticks: int
-    envs: int
-    backend: str
-    seed: int
-    evaluate: int  # every so many ticks; not at all unless said
-    cluster: Cluster
-    address: str  # of a Ray cluster; without it, the one at hand
-    restarts: int  # losses of workers within five minutes that a run outlives
-    step_timeout: float  # seconds that a step of environments in Python may take
-    folder: str | Path
-    name: str
-    progress: bool
-    announce: Callable[[str], None]
-    checkpoint_every: str | int  # ticks, "60s", or "end"
-    keep: int  # how many of the newest checkpoints
-    algorithm_from: str  # "file.py:name", should it have no other recipe
-    env_from: str
 
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
@@ -86,48 +66,51 @@ def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
     return how.get("cluster")
 
 
+@with_options(TrainOptions)
 def train(
     algorithm: Any,
     env: Any = None,
-    distribute: DistributionPolicy | None = None,
-    **how: Unpack[How],
+    distribute: DistributionPolicy | str | None = None,
+    **how: Unpack[TrainOptions],
 ) -> Trained:
     """Train `algorithm` on `env`, both by name or as objects; without `distribute`, fused.
 
     A loop that has no environments, or its own, has `env=None`; `envs` then is how many rows it
     has (unless said, its setting `envs` if there is one), and its `init` and `tick` get None.
     A preset fills in what isn't said where there is one. The folder `runs/<name>` gets
-    `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` goes on from, also
+    `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` continues from, also
     when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
     """
     use_compile_cache()
     job = make_job(algorithm, env, how)
     check_backend(how.get("backend", "threads"))
-    distribution = beside_evaluation(job, distribute or default_distribution(job.env))
+    distribution = check_distribution(distribute) or default_distribution(job.env)
+    distribution = beside_evaluation(job, distribution)
     ensure_devices(distribution)
     graph = trace(job.algorithm, job.env, envs=job.envs)
     check_not_frozen(graph.origin, job.envs)
     drawn = plan(graph, distribution, cluster_of(how))
-    folder = new_folder(Path(how.get("folder", "runs")), how.get("name", ""), job.name)
+    folder = new_folder(Path(how.get("folder", "runs")), how.get("name"), job.name)
     with locked(folder):
         since = StartPoint(lambda: fresh_start(drawn.graph, how.get("seed", 0)), {})
         return run_job(job, drawn, folder, how, since)
 
 
+@with_options(TrainOptions)
 def verify(
     algorithm: Any,
     env: Any = None,
-    distribute: DistributionPolicy | None = None,
-    **how: Unpack[How],
+    distribute: DistributionPolicy | str | None = None,
+    **how: Unpack[TrainOptions],
 ) -> Verification:
     """Whether `algorithm` gives the same numbers under `distribute` as fused, after some ticks."""
     use_compile_cache()
     job = make_job(algorithm, env, {"ticks": 3, **how})
-    distribute = distribute or default_distribution(job.env)
-    ensure_devices(distribute)
+    distribution = check_distribution(distribute) or default_distribution(job.env)
+    ensure_devices(distribution)
     graph = trace(job.algorithm, job.env, envs=job.envs)
     check_not_frozen(graph.origin, job.envs)
-    drawn = plan(graph, distribute, cluster_of(how))
+    drawn = plan(graph, distribution, cluster_of(how))
     state = graph.origin.start(how.get("seed", 0), job.envs)
     return verify_plan(drawn, how.get("backend", "threads"), ticks=job.ticks, state=state)
 
@@ -179,6 +162,44 @@ class Job:
         return str(getattr(self.env, "name", "") or own)
 
 
+def check_distribution(given: Any) -> DistributionPolicy | None:
+    """The distribution policy that is given, as an object or by the name of a published one."""
+    if given is None or isinstance(given, DistributionPolicy):
+        return given
+    if isinstance(given, str):
+        name = given.replace("-", "_")
+        if name not in POLICIES:
+            known = [known.replace("_", "-") for known in POLICIES]
+            raise UnknownNameError("distribution policy", given, known)
+        return POLICIES[name]()
+    called = f", called: shoal.{given.__name__}()" if given in POLICIES.values() else ""
+    raise SettingError(
+        f"{shown(given)} is no distribution policy",
+        f"Give one{called or ' such as shoal.impala(actors=2)'}, or its name.",
+    )
+
+
+def check_env(algorithm: Any, env: Any) -> Any:
+    """`env`, unless it is an object of Gymnasium's or what an algorithm of Shoal's can't step."""
+    kinds = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
+    title = type(env).__name__
+    if found := {"gymnasium", "gym"} & set(kinds):
+        spec = getattr(getattr(env, "spec", None), "id", "") or "CartPole-v1"
+        raise SettingError(
+            f"the environment is a {title}, an object of {found.pop()}, and Shoal makes one for "
+            "each row of each worker itself",
+            f'Name it: "gymnasium:{spec}". Your own: register it in a module of yours, and name it '
+            '"gymnasium:my_module:MyEnv-v0".',
+        )
+    acts = getattr(algorithm, "actions", None) is not None
+    if acts and not all(hasattr(env, name) for name in ("reset", "step", "action_space")):
+        raise SettingError(
+            f"the environment is a {title}, which has no reset, step and action_space",
+            'Name one, such as "CartPole-v1", or give a shoal.envs.Environment.',
+        )
+    return env
+
+
 def find_preset(algorithm: str, env: Any) -> Preset | None:
     """Settings known to learn, if there are any for this pair of names."""
     full = env if isinstance(env, str) else str(getattr(env, "name", ""))
@@ -188,7 +209,7 @@ def find_preset(algorithm: str, env: Any) -> Preset | None:
 
 def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
     """Names to objects; a preset gives the settings, environments and ticks that aren't said."""
-    preset = None
+    how, preset = check_options(how, TrainOptions, "shoal.train"), None
     if isinstance(algorithm, str):
         if algorithm not in ALGORITHMS:
             raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
@@ -196,18 +217,16 @@ def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
         algorithm = preset.algorithm if preset else ALGORITHMS[algorithm]()
     made = environments.make(env) if isinstance(env, str) else env
     check_needed(algorithm, made, how)
+    if made is not None:
+        check_env(algorithm, made)
     check_actions(algorithm, made)
-    said = {name: how[name] for name in ("envs", "ticks") if how.get(name) is not None}
-    for name, count in said.items():
-        if count < 1:
-            raise SettingError(f"{name}={count} is too few", f"Set {name} to 1 or more.")
-    ticks = said.get("ticks", preset.ticks if preset else 100)
+    ticks = how.get("ticks", preset.ticks if preset else 100)
     algorithm = with_total_ticks(check_total_ticks(algorithm, ticks), ticks)
     if how.get("evaluate"):
         algorithm = Evaluated(algorithm, every=how["evaluate"])
     own = getattr(algorithm, "envs", None) if made is None else None
     usual = preset.envs if preset else own if isinstance(own, int) else 16
-    return Job(algorithm, made, said.get("envs", usual), ticks)
+    return Job(algorithm, made, how.get("envs", usual), ticks)
 
 
 def check_total_ticks(algorithm: Any, ticks: int) -> Any:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
 
-from shoal.errors import SettingError, UnknownNameError
+from shoal.errors import SettingError, UnknownNameError, first_line
 from shoal.planning.channel_specs import ChannelSpec, make_channel_specs
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
@@ -26,8 +28,32 @@ from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.replica_runner import ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.shapes import Count, Index, check_form, misfit
 
 FORM = 1
+MOST_BYTES = 64_000_000  # of what a recording says of itself
+
+
+class TapeRow(TypedDict):
+    """A message of a recording: where and when it was taken, and the names of its arrays."""
+
+    channel: str
+    end: Index
+    tick: Index
+    versions: list[int]
+    values: list[str]
+
+
+class TapeFile(TypedDict):
+    """What a recording says of itself."""
+
+    form: int
+    edge: str
+    ticks: Count
+    words: list[str]
+    reader: str
+    plan: str
+    rows: list[TapeRow]
 
 
 def edges(plan: Plan) -> list[str]:
@@ -48,17 +74,29 @@ def check_reader(plan: Plan, edge: str) -> str:
     reader = plain.partition(">")[2]
     if reader in plan.free:
         raise SettingError(
-            f"`{reader}` turns at its own pace, so its ticks are not those of the run",
+            f"`{reader}` is asynchronous, so its ticks are not those of the run",
             f"Record what others read: {', '.join(e for e in edges(plan) if e != plain)}.",
         )
     return reader
 
 
 class _Tape:
-    """A file of messages: arrays by number, in the order in which they were taken."""
+    """A file of messages: arrays by number, in the order in which they were taken.
+
+    It is written under another name until it is whole, so a recording that fails leaves none.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED)
+        self._path, self._draft = path, path.with_name(f"{path.name}.tmp")
+        try:
+            if path.exists() and not path.is_file():
+                raise IsADirectoryError(0, "it is no plain file")
+            self._file = zipfile.ZipFile(self._draft, "w", zipfile.ZIP_STORED)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise SettingError(
+                f"can't write {path}: {why}", "Name a file in a folder that is there."
+            ) from error
         self._rows: list[dict[str, Any]] = []
 
     def write(self, where: Mapping[str, Any], message: Mapping[str, Any]) -> None:
@@ -71,11 +109,18 @@ class _Tape:
             names.append(name)
         self._rows.append({**where, "values": names})
 
-    def close(self, told: Mapping[str, Any]) -> int:
+    def close(self, about: Mapping[str, Any]) -> int:
         """Write what the messages are, and end the file; how many there were after the start."""
-        self._file.writestr("tape.json", json.dumps({**told, "form": FORM, "rows": self._rows}))
+        self._file.writestr("tape.json", json.dumps({**about, "form": FORM, "rows": self._rows}))
         self._file.close()
+        self._draft.replace(self._path)
         return len(self._rows) - 1
+
+    def discard(self) -> None:
+        """Leave nothing of a recording that failed."""
+        self._file.close()
+        with suppress(OSError):
+            self._draft.unlink(missing_ok=True)
 
 
 class _Recording:
@@ -101,23 +146,27 @@ class _Replaying:
         self.turnstile, self._messages = _Open(sheet), messages
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """Nobody reads it."""
+        """It is read by nothing."""
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """The next message of the recording."""
+        if not self._messages.get(end):
+            raise SettingError(
+                f"the recording has no message for tick {tick}", "Make it again with shoal record."
+            )
         message, versions = self._messages[end].pop(0)
         return Taken(receive(message, []), versions)
 
 
 class _Open:
-    """Lets everybody pass."""
+    """Lets every put and take pass."""
 
     def __init__(self, sheet: ChannelSpec) -> None:
         self.sheet = sheet
 
     @property
     def under_way(self) -> int:
-        """Nobody turns at its own pace here."""
+        """Nothing is asynchronous here."""
         return 0
 
     def may_put(self, end: int) -> bool:
@@ -144,60 +193,80 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
     values = dict(zip(graph.inputs, jax.tree.leaves(state), strict=True))
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     tape = _Tape(path)
-    tape.write({"channel": "", "end": 0, "tick": 0, "versions": ()}, values)
 
     def wrap(name: str, channel: InProcessChannel) -> Channel:
         into = next(c.reader for c in plan.channels if c.name == name)
         return _Recording(channel, name, tape) if into == reader else channel
 
-    pieces = LocalRun(plan, programs, Snapshot(0, values), wrap)
-    Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(
-        Limit(recording.ticks)
-    )
-    return tape.close({**asdict(recording), "reader": reader, "plan": str(plan)})
+    try:
+        tape.write({"channel": "", "end": 0, "tick": 0, "versions": ()}, values)
+        pieces = LocalRun(plan, programs, Snapshot(0, values), wrap)
+        Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(
+            Limit(recording.ticks)
+        )
+        return tape.close({**asdict(recording), "reader": reader, "plan": str(plan)})
+    except BaseException:
+        tape.discard()
+        raise
 
 
-def read_tape(path: Path) -> dict[str, Any]:
-    """What a file of messages says of itself."""
+def read_tape(path: Path) -> TapeFile:
+    """What a recording says of itself."""
     try:
         with zipfile.ZipFile(path) as file:
-            told = json.loads(file.read("tape.json"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise SettingError(
-            f"{path} can't be read as a recording: {error}", "Make one with shoal record."
-        ) from error
-    if told.get("form") != FORM:
-        raise SettingError(
-            f"{path} has form {told.get('form')}, and this Shoal reads form {FORM}",
-            "Record it again.",
-        )
-    return told
+            if file.getinfo("tape.json").file_size > MOST_BYTES:
+                raise ValueError("its description is too large")
+            about = json.loads(file.read("tape.json"))
+        check_form(about, FORM)
+    except DAMAGE as error:
+        raise _unreadable(path, first_line(error)) from error
+    if wrong := misfit(about, TapeFile):
+        raise _unreadable(path, wrong)
+    return about
+
+
+# What reading a damaged file raises: what is missing, cut off, altered or nested too deeply.
+DAMAGE = (OSError, KeyError, ValueError, EOFError, RecursionError, NotImplementedError)
+DAMAGE = (*DAMAGE, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def _unreadable(path: Path, why: str) -> SettingError:
+    return SettingError(
+        f"{path} can't be read as a recording: {why}", "Make one with shoal record."
+    )
 
 
 def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
     """Run the reading fragment alone on what was recorded; its metrics, tick by tick."""
-    told = read_tape(path)
-    if told["plan"] != str(plan):
+    about = read_tape(path)
+    if about["plan"] != str(plan):
         raise SettingError(
             f"{path} was recorded under another plan", "Name the same loop and distribution."
         )
-    rows = list(_messages(path, told))
-    values = rows.pop(0)[1].message
-    program = write_program(plan, told["reader"])
+    try:
+        rows = list(_messages(path, about))
+    except DAMAGE as error:
+        raise _unreadable(path, first_line(error)) from error
+    values = rows.pop(0)[1].message if rows else {}
+    if about["reader"] not in {f.name for f in plan.distribution.fragments}:
+        raise _unreadable(path, "it is of a fragment that the plan has not")
+    if set(values) != set(plan.graph.inputs):
+        raise _unreadable(path, "it doesn't hold the state that the run started from")
+    program = write_program(plan, about["reader"])
     crew = make_executor(plan, program)
     collector = Collector(plan, [program])
     channels = _channels(plan, rows)
     ends = range(plan.ends(program.fragment))
     workers = [ReplicaRunner(crew, end, Snapshot(0, values), channels, collector) for end in ends]
     many = crew.run_many if isinstance(crew, CompiledExecutor) else None
-    for tick in range(told["ticks"]):
+    for tick in range(about["ticks"]):
         Scheduler(workers, channels, None, None, many).turn(Limit(tick + 1))
         yield from collector.ready()
 
 
-def _messages(path: Path, told: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Taken]]:
+def _messages(path: Path, about: TapeFile) -> Iterator[tuple[TapeRow, Taken]]:
     with zipfile.ZipFile(path) as file:
-        for number, row in enumerate(told["rows"]):
+        for number, row in enumerate(about["rows"]):
             message = {}
             for i, name in enumerate(row["values"]):
                 with file.open(f"{number}/{i}.npy") as data:
@@ -205,7 +274,7 @@ def _messages(path: Path, told: Mapping[str, Any]) -> Iterator[tuple[dict[str, A
             yield row, Taken(message, tuple(row["versions"]))
 
 
-def _channels(plan: Plan, rows: list[tuple[dict[str, Any], Taken]]) -> dict[str, Channel]:
+def _channels(plan: Plan, rows: list[tuple[TapeRow, Taken]]) -> dict[str, Channel]:
     """Channels that give what was recorded."""
     found: dict[str, Channel] = {}
     for name, sheet in make_channel_specs(plan).items():

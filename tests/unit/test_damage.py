@@ -1,0 +1,279 @@
+"""Whatever happens to a file of a run folder: the run goes on from what is whole, or one line."""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.cli.main import main
+from shoal.runs.checkpoints import read_newest, ticks_in
+from shoal.runs.folder import cut_rows
+from unit.toy_loop import TWO_CPUS, Toy, plain
+
+HALF, END = 4, 6
+JSON = ["run.json", "summary.json", "checkpoints/4/told.json"]
+FILES = [*JSON, "metrics.jsonl", "workers.log", "plan.txt", "lock", "checkpoints/4/state"]
+COMMANDS = {
+    "status": ["status"],
+    "resume": ["resume", "--trust", "--ticks", str(END)],
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A run that was stopped half-way, with checkpoints at ticks 2 and 4."""
+    folder = tmp_path_factory.mktemp("runs")
+    how = {"envs": 8, "cluster": TWO_CPUS, "folder": folder, "seed": 3, "checkpoint_every": "end"}
+    shoal.train(Toy(plain), None, ticks=2, name="good", **how)
+    return shoal.resume(folder / "good", ticks=HALF, cluster=TWO_CPUS).folder
+
+
+@pytest.fixture(scope="module")
+def whole(good, tmp_path_factory):
+    """The state and rows of the run if nothing is damaged."""
+    folder = Path(shutil.copytree(good, tmp_path_factory.mktemp("whole") / "run"))
+    assert main(["resume", str(folder), "--trust", "--ticks", str(END)]) == 0
+    return state_of(folder), rows_of(folder)
+
+
+def state_of(folder):
+    return read_newest(folder / "checkpoints", print).snapshot.values
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in row.items() if name != "seconds"} for row in rows]
+
+
+def contents(folder):
+    """Every file with its bytes, but for what a lock leaves."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def biggest(path):
+    """The file itself, or the largest in a folder: that with the arrays."""
+    inside = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    return max(inside, key=lambda p: p.stat().st_size)
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes() or b"-")
+    data[int(at * (len(data) - 1))] ^= 0x10
+    path.write_bytes(data)
+
+
+def replaced_by_folder(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.mkdir()
+    (path / "inside").touch()
+
+
+def removed(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def written(text):
+    return lambda path: biggest(path).write_text(text)
+
+
+DAMAGES = {
+    "empty": written(""),
+    "cut off": lambda path: os.truncate(biggest(path), biggest(path).stat().st_size // 2),
+    "a bit at the start": lambda path: flip(biggest(path), 0),
+    "a bit in the middle": lambda path: flip(biggest(path), 0.5),
+    "a bit at the end": lambda path: flip(biggest(path), 0.9),
+    "null": written("null\n"),
+    "a list": written("[1]\n"),
+    "an object": written("{}\n"),
+    "a number": written("1e999\n"),
+    "no text": lambda path: biggest(path).write_bytes(b"\xff\xfe\x00" * 50),
+    "deep": written("[" * 100_000),
+    "deep object": written('{"a":' * 100_000 + "1" + "}" * 100_000),
+    "missing": removed,
+    "a folder": replaced_by_folder,
+    "a loop of links": lambda path: (removed(path), path.symlink_to(path.name)),
+}
+
+
+def check(folder, command, file, whole, capsys):
+    """A command over a damaged folder says what is the matter, or does what it should."""
+    before = contents(folder)
+    capsys.readouterr()
+    words = COMMANDS[command]
+    code = main([words[0], str(folder), *words[1:]])
+    out, err = capsys.readouterr()
+    assert code in (0, 2), err
+    if code == 2:
+        assert len(err.splitlines()) == 1, err
+        assert "Error: " in err
+        assert contents(folder) == before
+    elif command == "resume" and file != "run.json":
+        state, rows = whole
+        for name, x in state_of(folder).items():
+            np.testing.assert_array_equal(x, state[name], err_msg=name)
+        if file != "metrics.jsonl":
+            assert rows_of(folder) == rows
+        is_aside = (folder / "checkpoints/4.damaged").exists()  # and not thrown away
+        assert is_aside == ("using the one before" in out)
+        assert is_aside or file != "checkpoints/4/told.json"
+    return code
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_answered_or_done_without(good, whole, tmp_path, capsys, file, damage):
+    for command in COMMANDS:
+        folder = Path(shutil.copytree(good, tmp_path / command))
+        DAMAGES[damage](folder / file)
+        code = check(folder, command, file, whole, capsys)
+        is_needed = (command, file) in (("resume", "run.json"), ("status", "summary.json"))
+        if not is_needed and damage not in ("a folder", "a loop of links"):
+            assert code == 0, (command, capsys.readouterr().err)
+    if file.startswith("checkpoints"):
+        folder = Path(shutil.copytree(good, tmp_path / "load"))
+        DAMAGES[damage](folder / file)
+        assert shoal.load(folder, trust=True).tick in (
+            2,
+            *(() if file.endswith("json") else (HALF,)),
+        )
+
+
+def wrong_values(data, path=()):
+    """JSON data with one key dropped, or one value of a wrong kind, everywhere it could be."""
+    for key in data if isinstance(data, dict) else range(min(len(data), 2)):
+        inner = data[key]
+        copy = json.loads(json.dumps(data))
+        del copy[key]
+        yield copy
+        for wrong in (None, [], {}, "x", -1, 1e999, 2.5, True, [[]], {"name": 1, "module": 2}):
+            copy = json.loads(json.dumps(data))
+            copy[key] = wrong
+            yield copy
+        if isinstance(inner, dict | list) and inner:
+            for again in wrong_values(inner):
+                copy = json.loads(json.dumps(data))
+                copy[key] = again
+                yield copy
+
+
+@pytest.mark.parametrize("file", ["summary.json", "status.json"])
+def test_json_of_the_wrong_shape_is_answered_by_status(good, tmp_path, capsys, file):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    status = {"at": 1.0, "driver": 5, "ticks": 3, "workers": {"a": {"tick": 1, "waits": "x"}}}
+    data = status if file == "status.json" else json.loads((folder / file).read_text())
+    for wrong in wrong_values(data):
+        (folder / file).write_text(json.dumps(wrong))
+        capsys.readouterr()
+        assert main(["status", str(folder)]) in (0, 2), wrong
+        assert len(capsys.readouterr().err.splitlines()) <= 1, wrong
+
+
+def test_a_checkpoint_of_the_wrong_shape_is_not_believed(good, tmp_path):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    file = folder / "checkpoints/4/told.json"
+    record = json.loads(file.read_text())
+    for wrong in wrong_values(record):
+        file.write_text(json.dumps(wrong))
+        found = read_newest(folder / "checkpoints", lambda line: None)
+        if wrong == record:
+            continue
+        is_older = wrong == {name: x for name, x in record.items() if name != "sum"}
+        assert found.snapshot.tick == (HALF if is_older else 2), wrong
+
+
+def test_a_checkpoint_that_lies_about_its_tick_is_not_believed(good, tmp_path):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    (folder / "checkpoints/4").rename(folder / "checkpoints/400")
+    assert read_newest(folder / "checkpoints", lambda line: None).snapshot.tick == 2
+    assert ticks_in(folder / "checkpoints") == [2, 400]
+
+
+def test_a_run_of_the_wrong_shape_is_answered_in_one_line(good, tmp_path):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    record = json.loads((folder / "run.json").read_text())
+    for wrong in wrong_values({name: record[name] for name in record if name != "algorithm"}):
+        (folder / "run.json").write_text(json.dumps(wrong | {"algorithm": record["algorithm"]}))
+        with suppress(shoal.ShoalError):
+            shoal.load(folder, trust=True)
+
+
+def test_good_rows_below_a_bad_line_are_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [json.dumps({"tick": tick, "x": 1}) for tick in range(6)]
+    bad = ["", "{", "null", '{"tick": "2"}', '{"tick": true}', '{"x": 1}', "[" * 5000, "\x00"]
+    for line in bad:
+        path.write_text("\n".join([rows[0], line, *rows[1:]]) + "\n" + rows[5][:3])
+        assert cut_rows(path, 4) == 1
+        assert path.read_text().splitlines() == rows[:4]
+    path.write_text("\n".join(rows[:3]))
+    assert cut_rows(path, 9) == 0  # only the last row was not written whole
+    assert path.read_text().splitlines() == rows[:2]
+
+
+def test_keeping_no_checkpoints_is_refused_before_anything_is_written(good, tmp_path, capsys):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    before = contents(folder)
+    wrong = [["--keep", "0"], ["--restarts", "-1"], ["--checkpoint-every", "infs"]]
+    for words in [*wrong, ["--ticks", "-3"], ["--ticks", "3"], ["--backend", "no"]]:
+        assert main(["resume", str(folder), "--trust", "--ticks", "7", *words]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert contents(folder) == before
+
+
+def test_a_folder_that_moves_while_its_run_goes_on_is_an_error(tmp_path, capsys):
+    moved, rows = tmp_path / "moved", []
+
+    @shoal.host(lambda x: x)
+    def move_away(x):
+        rows.append(x)
+        if len(rows) == 3:
+            (tmp_path / "run").rename(moved)
+        return x
+
+    def turn(state):
+        state, metrics = plain(state)
+        return state._replace(age=move_away(state.age)), metrics
+
+    how = {"envs": 8, "cluster": TWO_CPUS, "folder": tmp_path, "name": "run"}
+    with pytest.raises(shoal.ShoalError, match="was moved or removed while it ran"):
+        shoal.train(Toy(turn), None, ticks=5, checkpoint_every=1, **how)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert json.loads((moved / "run.json").read_text())["ticks"] == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_folder_that_cannot_be_written_to_is_read_and_not_resumed(good, tmp_path, capsys):
+    for parent in tmp_path.parents:
+        if parent != parent.parent and parent.stat().st_uid == 0 and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    tmp_path.chmod(0o755)
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    before = contents(folder)
+    os.seteuid(65534)
+    try:
+        assert main(["status", str(folder)]) == 0
+        assert shoal.load(folder, trust=True).tick == HALF
+        capsys.readouterr()
+        assert main(["resume", str(folder), "--trust", "--ticks", "9"]) == 2
+    finally:
+        os.seteuid(0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "can't write in" in line
+    assert contents(folder) == before
+
+
+def test_a_run_made_with_another_version_says_so(good, tmp_path):
+    folder = Path(shutil.copytree(good, tmp_path / "run"))
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"jax": "0.0.1\x1b[2J"}))
+    said = []
+    shoal.resume(folder, ticks=5, trust=True, cluster=TWO_CPUS, announce=said.append)
+    (line,) = [line for line in said if "JAX" in line]
+    assert "made with JAX 0.0.1" in line
+    assert "\x1b" not in line

@@ -1,0 +1,303 @@
+"""What a run folder or a recording names is data: nothing of it runs unless the user trusts it."""
+
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass, is_dataclass
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.algorithms import PPO, PRESETS
+from shoal.cli.main import main
+from shoal.envs import registry
+from shoal.errors import SettingError, TrustError
+from shoal.planning.policies import POLICIES
+from shoal.runs import trust
+from shoal.runs.folder import write_json
+from shoal.runs.recipes import recipe_of
+from shoal.runs.trust import REGISTERED, SIMULATORS, code_in, make
+from unit.toy_loop import TWO_CPUS, Toy, plain
+
+RAN = []  # what hostile recipes have called
+
+
+def ran(*args, **kwargs):
+    RAN.append((args, kwargs))
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A dataclass of somebody's, whose making is noticed."""
+
+    text: str = ""
+
+    def __post_init__(self):
+        ran(self.text)
+
+
+HERE = {"module": __name__, "file": __file__}
+CALL = {"name": "ran", **HERE}
+# Each would run something if it was made: a function, a class, a file, a module, all of it known to
+# this process or importable.
+HOSTILE = {
+    "a function of the standard library": {
+        "name": "system", "module": "os", "settings": {"command": "touch ran"}
+    },
+    "a class of the standard library": {
+        "name": "Popen", "module": "subprocess", "settings": {"args": {"tuple": ["touch", "ran"]}}
+    },
+    "a bare name": CALL,
+    "a name with settings": {**CALL, "settings": {}},
+    "a dataclass of somebody's": {"name": "Hostile", **HERE, "settings": {"text": "x"}},
+    "a file": {"from": "hostile.py", "name": "thing"},
+    "a file behind a registered name": {
+        "name": "PPO", "module": "shoal.algorithms.ppo", "from": "hostile.py", "settings": {}
+    },
+    "a module of a file": {"name": "thing", "module": "hostile", "file": "hostile.py"},
+    "a module beside the command": {"name": "thing", "module": "hostile"},
+    "a function of Shoal's own": {
+        "name": "load_file", "module": "shoal.runs.recipes", "settings": {"path": "hostile.py"}
+    },
+    "a part of a registered type": {
+        "name": "PPO.init", "module": "shoal.algorithms.ppo", "settings": {}
+    },
+    "a type that is no text": {"name": ["PPO"], "module": "shoal.algorithms.ppo", "settings": {}},
+}  # fmt: skip
+
+
+WRAPPED = "record ppo gymnasium:CartPole-v1 --edge a>b --env-set wrappers=('hostile:thing',)"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of Shoal's own types whose folder can be spoilt; it is never trained on."""
+    folder = tmp_path_factory.mktemp("run")
+    pytest.importorskip("gymnax")
+    algorithm = PPO(hidden=(4,), num_steps=4, num_minibatches=1, update_epochs=1)
+    record = {
+        "form": 1, "algorithm": recipe_of(algorithm),
+        "env": recipe_of(shoal.envs.make("CartPole-v1")),
+        "distribution": recipe_of(shoal.single_learner_coarse(2)), "backend": "threads", "envs": 4,
+        "ticks": 3, "seed": 0, "checkpoint_every": "end", "keep": 3, "restarts": 0,
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(record))
+    write_json(folder / "summary.json", {"status": "done", "ticks": 3})
+    return folder
+
+
+def places(data, path=()):
+    """Every place in JSON data, from the outermost in."""
+    if isinstance(data, dict | list):
+        for key, inner in data.items() if isinstance(data, dict) else enumerate(data):
+            yield (*path, key)
+            yield from places(inner, (*path, key))
+
+
+def spoilt(data, path, hostile):
+    """`data` with `hostile` at a place."""
+    copy = json.loads(json.dumps(data))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = hostile
+    return copy
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """A folder to run in, with a file that is noticed when it is run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('ran').touch()\nthing=int")
+    RAN.clear()
+    yield tmp_path
+    assert RAN == []
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_code_in_no_field_of_a_run_folder_runs(run, watched, what, capsys):
+    record = json.loads((run / "run.json").read_text())
+    fields = [path for path in places(record) if path[0] in ("algorithm", "env", "distribution")]
+    assert len(fields) > 60
+    folder = watched / "somebodys"
+    folder.mkdir()
+    write_json(folder / "summary.json", {"status": "done", "ticks": 3})
+    for path in fields:
+        (folder / "run.json").write_text(json.dumps(spoilt(record, path, HOSTILE[what])))
+        for do in (shoal.load, shoal.resume):
+            with pytest.raises(shoal.ShoalError):
+                do(folder)
+    assert main(["resume", str(folder)]) == 2
+    assert main(["status", str(folder)]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert {path.name for path in folder.iterdir()} <= {"run.json", "summary.json", "lock"}
+
+
+def test_the_error_names_what_would_run_and_the_way_to_let_it(run, watched, capsys):
+    record = json.loads((run / "run.json").read_text())
+    evil = HOSTILE["a class of the standard library"]
+    (watched / "run.json").write_text(json.dumps(spoilt(record, ("algorithm", "settings"), evil)))
+    assert main(["resume", str(watched)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`Popen` of `subprocess`" in line
+    assert "--trust" in line
+    assert "trust=True" in line
+
+
+@pytest.mark.parametrize(
+    "env",
+    ["hostile:World-v0", "GymV26Environment-v0", "no-such-world-v0"],
+)
+def test_an_environment_that_others_register_needs_trust(run, watched, env):
+    pytest.importorskip("gymnasium")
+    record = json.loads((run / "run.json").read_text())
+    simulator = {"name": "GymnasiumSimulator", "module": "shoal.envs.gymnasium"}
+    simulator["settings"] = {"id": env, "settings": {"tuple": []}}
+    record["env"] = {"name": "HostEnvironment", "module": "shoal.envs.hosted"}
+    record["env"]["settings"] = {"name": "gymnasium:CartPole-v1", "simulator": simulator}
+    (watched / "run.json").write_text(json.dumps(record))
+    for do in (shoal.load, shoal.resume):
+        with pytest.raises(TrustError, match="whatever registers"):
+            do(watched)
+
+
+def test_wrappers_of_an_environment_need_trust(run, watched):
+    pytest.importorskip("gymnasium")
+    recipe = recipe_of(shoal.envs.make("gymnasium:CartPole-v1", wrappers=("hostile:thing",)))
+    with pytest.raises(TrustError, match="wrappers"):
+        make(recipe, "here", trusted=False)
+
+
+def test_a_recording_runs_no_code(watched, capsys):
+    words = ["record", "hostile.py:thing", "none", "--edge", "a>b"]
+    tapes = {
+        "algorithm": words,
+        "environment": ["record", "ppo", "hostile.py:thing", "--edge", "a>b"],
+        "policy": ["record", "ppo", "none", "--distribute", "hostile.py:thing", "--edge", "a>b"],
+        "module": ["record", "ppo", "gymnasium:hostile:World-v0", "--edge", "a>b"],
+        "wrapper": WRAPPED.split(),
+        "another command": ["train", "hostile.py:thing"],
+        "help": ["--help"],
+        "nonsense": ["record", "--nonsense"],
+    }
+    for what, said in tapes.items():
+        about = {"form": 1, "edge": "a>b", "ticks": 1, "words": said, "reader": "b", "plan": ""}
+        with zipfile.ZipFile("it.tape", "w") as file:
+            file.writestr("tape.json", json.dumps({**about, "rows": []}))
+        assert main(["replay", "it.tape"]) == 2, what
+        assert len(capsys.readouterr().err.splitlines()) == 1, what
+
+
+def test_arrays_of_a_recording_are_not_unpickled(watched, capsys):
+    class Evil:
+        def __reduce__(self):
+            return ran, ("unpickled",)
+
+    out = io.BytesIO()
+    np.save(out, np.array([Evil()], dtype=object), allow_pickle=True)
+    said = "record ppo CartPole-v1 --envs 4 --ticks 1 --set num_steps=4 --set num_minibatches=1"
+    words = said.split()
+    words += ["--distribute", "single-learner-coarse", "--edge", "actor>learner"]
+    pytest.importorskip("gymnax")
+    assert main([*words, "--out", "good.tape"]) == 0
+    with zipfile.ZipFile("good.tape") as good, zipfile.ZipFile("bad.tape", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, out.getvalue() if name.endswith(".npy") else good.read(name))
+    capsys.readouterr()
+    assert main(["replay", "bad.tape"]) == 2
+    assert "can't be read as a recording" in capsys.readouterr().err
+
+
+def test_ones_own_run_resumes_without_a_flag_until_its_recipe_changes(tmp_path):
+    how = {"envs": 8, "cluster": TWO_CPUS}
+    folder = shoal.train(Toy(plain), None, ticks=2, folder=tmp_path, name="mine", **how).folder
+    assert shoal.resume(folder, ticks=3, cluster=TWO_CPUS).summary["ticks"] == 3
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(TrustError, match="`Toy` of "):
+        shoal.resume(moved, ticks=4)
+    assert shoal.resume(moved, ticks=4, trust=True, cluster=TWO_CPUS).summary["ticks"] == 4
+    assert shoal.resume(moved, ticks=5, cluster=TWO_CPUS).summary["ticks"] == 5
+    record = json.loads((moved / "run.json").read_text())
+    record["algorithm"]["settings"]["turn"] = CALL
+    (moved / "run.json").write_text(json.dumps(record))
+    with pytest.raises(TrustError, match="`ran` of "):
+        shoal.resume(moved, ticks=6)
+    assert shoal.resume(moved, ticks=6, algorithm=Toy(plain), cluster=TWO_CPUS)
+
+
+def test_only_runs_with_code_of_their_own_are_noted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    how = {"ticks": 1, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path}
+    shoal.train(Toy(plain), None, **how)
+    (note,) = (tmp_path / "state").rglob("*/trusted/*")
+    assert note.parent.stat().st_mode & 0o077 == 0
+    assert not list(code_in(recipe_of(PPO())))
+
+
+def test_a_home_that_cannot_be_written_to_costs_only_the_flag(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    how = {"envs": 8, "cluster": TWO_CPUS}
+    folder = shoal.train(Toy(plain), None, ticks=1, folder=tmp_path, **how).folder
+    with pytest.raises(TrustError):
+        shoal.resume(folder, ticks=2)
+    assert shoal.resume(folder, ticks=2, trust=True, cluster=TWO_CPUS)
+
+
+def test_links_out_of_a_run_folder_are_not_followed(run, tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("keep me\n")
+    for name in ("workers.log", "metrics.jsonl", "plan.txt", "lock"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / "run.json").write_text((run / "run.json").read_text())
+        (folder / name).symlink_to(target)
+        with pytest.raises(SettingError, match="is a link"):
+            shoal.resume(folder)
+    os.mkfifo(run / "metrics.jsonl")
+    try:
+        with pytest.raises(SettingError, match="no plain file"):
+            shoal.resume(run)
+    finally:
+        (run / "metrics.jsonl").unlink()
+    assert target.read_text() == "keep me\n"
+
+
+def test_all_that_is_registered_is_plain_and_shoals_own():
+    for (module, name), kind in REGISTERED.items():
+        assert module.startswith(("shoal.algorithms.", "shoal.envs.", "shoal.planning."))
+        if kind is not None:
+            assert is_dataclass(kind)
+            assert kind.__dataclass_params__.frozen
+            assert (kind.__module__, kind.__qualname__) == (module, name)
+
+
+def test_what_shoal_itself_makes_needs_no_trust():
+    presets = [preset.algorithm for named in PRESETS.values() for preset in named.values()]
+    for thing in [*presets, *(make_policy() for make_policy in POLICIES.values())]:
+        recipe = json.loads(json.dumps(recipe_of(thing)))
+        assert make(recipe, "here", trusted=False) == thing
+
+
+@pytest.mark.parametrize("family", sorted(set(SIMULATORS.values())))
+def test_environments_of_every_family_need_no_trust(family):
+    try:
+        known = registry.load_family(family).names()
+    except shoal.ShoalError:
+        pytest.skip(f"{family} is not installed")
+    name = next(name for name in known if not name.startswith(trust.IMPORTING))
+    simulator = getattr(registry.load_family(family), registry.FAMILIES[family][1])
+    env = registry.FAMILIES[family][2](f"{family}:{name}", simulator(name, (("size", (1, 2)),)))
+    recipe = json.loads(json.dumps(recipe_of(env)))
+    assert not list(code_in(recipe))
+    assert make(recipe, "here", trusted=False) == env
+
+
+def test_what_is_not_given_again_is_still_the_folders(run, watched):
+    record = json.loads((run / "run.json").read_text())
+    (watched / "run.json").write_text(json.dumps(spoilt(record, ("env",), CALL)))
+    with pytest.raises(TrustError):
+        shoal.resume(watched, shoal.fused(), algorithm=Toy(plain), cluster=TWO_CPUS, ticks=1)
