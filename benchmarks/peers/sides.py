@@ -55,9 +55,9 @@ class Ends:
         from shoal.planning.policy import Queue
         from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
         from shoal.runtime.channels.shm import Rings
-        from shoal.runtime.net.connection_reader import Wakes
-        from shoal.runtime.net.joining import join_lines
-        from shoal.runtime.net.remote_channels import RemoteChannels
+        from shoal.runtime.net.loop import Wakes
+        from shoal.runtime.net.tcp_channel import join_channels
+        from shoal.runtime.net.wiring import RemoteChannels
 
         size = job.size or SMALL
         cells = (ArraySpec("x", (size,), "uint8", None),)
@@ -68,14 +68,14 @@ class Ends:
         rings = Rings.plan(sheets, room)
         where = tuple((host, job.port + i) for i, host in enumerate(job.addresses))
         lines = RemoteChannels(
-            rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32
-        )
+            rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32,
+            signed=os.environ.get("SHOAL_NET_MAC", "0") == "1",
+        )  # fmt: skip
         join_fences()
         bell, door = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
-        board = (lambda: None), (lambda *_: None)  # nothing to stop for, no process to lose
         bells = {"w": [bell], "r": [bell]}
-        self.links, channels = join_lines(lines, me, door, board, bells)
-        self.bell = self.links.bell(bell, Wakes(lambda: None, alone=True), spin=50e-6)
+        self.links, channels = join_channels(lines, me, door, lambda: None, lambda *_: None, bells)
+        self.bell = self.links.waker(bell, Wakes(lambda: None, alone=True), spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         x = np.ones(size, np.uint8)
         x.flags.writeable = False  # as arrays of JAX are: it is kept without a copy, as by ZeroMQ

@@ -32,7 +32,7 @@ from shoal.runtime.execution.scheduler import Stopped
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def squeezed(sheets):
+def compressed(sheets):
     """Channels that pack every message."""
     return {n: replace(s, packing=Packed(("lz4",), least=0)) for n, s in sheets.items()}
 
@@ -41,7 +41,8 @@ CARRIERS = {
     "in process": local_hall,
     "shared memory": lambda sheets: Shared(sheets).hall(),
     "tcp": lambda sheets: Wired(sheets).hall(settles=True),
-    "tcp, squeezed": lambda sheets: Wired(squeezed(sheets)).hall(settles=True),
+    "tcp, compressed": lambda sheets: Wired(compressed(sheets)).hall(settles=True),
+    "tcp, signed": lambda sheets: Wired(sheets, signed=True).hall(settles=True),
 }
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
 FLOWS = st.one_of(

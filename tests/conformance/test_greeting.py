@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -12,20 +12,33 @@ from hypothesis import strategies as st
 from conformance.lines import HANG, until
 from shoal.errors import RunError
 from shoal.runtime.net import connections as links
-from shoal.runtime.net import handshake as greeting
-from shoal.runtime.net.connections import Connections
-from shoal.runtime.net.framing import DATA, HEAD, TAKEN, VERSION, Frame, Terms
-from shoal.runtime.net.handshake import CLAIM, HELLO, NONCE, TOKEN, Credentials, ProtocolError
+from shoal.runtime.net import wire
+from shoal.runtime.net.connections import PENDING, PENDING_OF_ONE, Connections, Membership
 from shoal.runtime.net.sockets import listen
+from shoal.runtime.net.wire import (
+    CLAIM,
+    DATA,
+    HEAD,
+    HELLO,
+    NONCE,
+    TAKEN,
+    TOKEN,
+    VERSION,
+    Claim,
+    Credentials,
+    Frame,
+    Incoming,
+    ProtocolError,
+)
 
-KNOWN = Credentials(b"t" * TOKEN, greeting.digest("the channels"))
+KNOWN = Credentials(b"t" * TOKEN, wire.digest("the channels"))
 STRANGE = Credentials(b"x" * TOKEN, KNOWN.layout)
 
 
 @contextmanager
 def door(monkeypatch, seconds=HANG):
     """Worker 0, which waits for worker 1 to connect: its links, address and what it says."""
-    monkeypatch.setattr(links, "GREETING", seconds)
+    monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", seconds)
     said, listener = [], listen()
     mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=said.append)
     address = listener.getsockname()
@@ -58,7 +71,7 @@ def ended(sock):
 
 def claim_of(sock, known=KNOWN, ends=(1, 0, 0)):
     hello = sock.recv(HELLO.size, socket.MSG_WAITALL)
-    return greeting.claim(known, ends, hello, os.urandom(NONCE))
+    return wire.pack_claim(known, Claim(*ends), hello, os.urandom(NONCE))
 
 
 def spoilt_version(sock):
@@ -70,8 +83,11 @@ def spoilt_version(sock):
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (lambda sock: b"GET / HTTP/1.1\r\n" * 20, "it doesn't speak as Shoal does"),
-        (lambda sock: claim_of(sock, STRANGE), "a stranger: it doesn't know the run's token"),
+        (lambda sock: b"GET / HTTP/1.1\r\n" * 20, "it doesn't speak Shoal's protocol"),
+        (
+            lambda sock: claim_of(sock, STRANGE),
+            "its proof is wrong: it doesn't know the run's token",
+        ),
         (spoilt_version, f"it speaks version {VERSION + 1}, and this is version {VERSION}"),
         (lambda sock: claim_of(sock, ends=(7, 0, 0)), "worker 7 isn't expected here"),
         (lambda sock: claim_of(sock, ends=(1, 3, 0)), "worker 1 looks for worker 3, and this is 0"),
@@ -79,8 +95,12 @@ def spoilt_version(sock):
             lambda sock: claim_of(sock, Credentials(KNOWN.token, b"o" * 32)),
             "another plan's channels",
         ),
+        (
+            lambda sock: claim_of(sock, KNOWN._replace(signed=True)),
+            "another plan's channels",
+        ),
     ],
-    ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan"],
+    ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan", "signed"],
 )
 def test_who_does_not_belong_is_refused_and_logged(monkeypatch, says, why):
     with door(monkeypatch) as (mine, address, said):
@@ -117,12 +137,25 @@ def test_who_says_nothing_or_very_slowly_is_turned_away_in_time(monkeypatch):
         assert "no answer in time" in said[0]
 
 
-def test_many_who_say_nothing_keep_nobody_out(monkeypatch):
+def test_many_that_say_nothing_delay_nobody(monkeypatch):
     crowd, threads = [], threading.active_count()
-    with door(monkeypatch, 1.0) as (_, address, said):
-        crowd += [socket.create_connection(address) for _ in range(links.PENDING + 10)]
-        until(lambda: any("are being asked who they are" in line for line in said))
-        assert threading.active_count() <= threads + links.PENDING + 2
+    # Their time is never over: a worker gets in because the oldest of them make room.
+    with door(monkeypatch, 10 * HANG) as (mine, address, said):
+        crowd += [socket.create_connection(address) for _ in range(PENDING)]
+        until(lambda: len(mine._pending) == PENDING_OF_ONE + 1)
+        until(lambda: any("others from there wait to prove themselves" in line for line in said))
+        assert threading.active_count() <= threads + 2
+    for sock in crowd:
+        sock.close()
+
+
+def test_many_addresses_that_say_nothing_delay_nobody_either(monkeypatch):
+    crowd = []
+    with door(monkeypatch, 10 * HANG) as (mine, address, _):
+        for n in range(PENDING + 20):  # all of 127.0.0.0/8 is this machine
+            source = f"127.0.0.{2 + n // 4}", 0
+            crowd.append(socket.create_connection(address, source_address=source))
+        until(lambda: len(mine._pending) == PENDING + 1)
     for sock in crowd:
         sock.close()
 
@@ -136,14 +169,20 @@ def test_of_very_many_refusals_only_some_are_logged():
 
 
 def test_a_worker_does_not_believe_a_listener_without_the_token(monkeypatch):
-    monkeypatch.setattr(links, "PATIENCE", 0.5)
+    monkeypatch.setattr(links, "START_TIMEOUT_S", 0.5)
     listener = listen()
+    address = listener.getsockname()
     false = Connections(0, ("env[0]", "learner[0]"), STRANGE, say=lambda line: None)
-    threading.Thread(target=false._admit, args=(listener, {1}), daemon=True).start()
+    threading.Thread(target=joins_alone, args=(false, listener), daemon=True).start()
     with pytest.raises(RunError, match=r"worker env\[0\] can't be reached at 127.0.0.1"):
-        comes_in(listener.getsockname())
-    false._listener = listener
+        comes_in(address)
     false.close()
+
+
+def joins_alone(mine, listener):
+    """Wait for a worker that isn't let in."""
+    with suppress(RunError):
+        mine.join(listener, [1], [listener.getsockname()] * 2)
 
 
 def test_listening_is_on_loopback_unless_told_otherwise():
@@ -163,30 +202,30 @@ class FrameHandler:
     def gone(self, other):
         raise AssertionError
 
-    again = gone
+    replaced = gone
 
 
 @pytest.mark.parametrize(
     ("sends", "why"),
     [
         (b"x" * HEAD.size, "what came is no frame"),
-        (Frame(DATA, 0, 0, 0, 0, 2**40).packed(), "a body of 1099511627776 bytes"),
-        (Frame(TAKEN, 9, 9, 9).packed(), "which nobody sends here"),
-        (Frame(DATA, 0, 0, 0, 0, 8).packed() + b"half", "it ended without a word"),
+        (Frame(DATA, 0, 0, 0, 0, 2**40).pack(1), "a body of 1099511627776 bytes"),
+        (Frame(TAKEN, 9, 9, 9).pack(1), "which nobody sends here"),
+        (Frame(DATA, 0, 0, 0, 0, 8).pack(1) + b"half", "the other side closed it"),
     ],
     ids=["noise", "too long", "unexpected", "half"],
 )
 def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends, why):
-    monkeypatch.setattr(links, "GRACE", 0.0)
-    monkeypatch.setattr(links, "REJOIN", 0.0)
+    monkeypatch.setattr(links, "ERROR_GRACE_S", 0.0)
     listener, woken = listen(), threading.Event()
-    mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=lambda line: None)
+    names, now = ("env[0]", "learner[0]"), Membership(rejoin=0.0)
+    mine = Connections(0, names, KNOWN, say=lambda line: None, membership=now)
     args = listener, [1], [listener.getsockname()] * 2
     waiting = threading.Thread(target=mine.join, args=args)
     waiting.start()
     theirs = comes_in(listener.getsockname())
     waiting.join(HANG)
-    mine.read({1: Terms.of({(DATA, 0, 0): (8, 8)})}, FrameHandler(), woken.set)
+    mine.read({1: Incoming({(DATA, 0, 0): (8, 8)})}, FrameHandler(), woken.set)
     sock = theirs.links[0].sock
     sock.sendall(sends)
     sock.shutdown(socket.SHUT_WR)
@@ -200,7 +239,7 @@ def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends
 @given(data=st.binary(max_size=CLAIM.size + 4))
 def test_nothing_but_a_proof_is_let_in(data):
     with pytest.raises(ProtocolError):
-        greeting.welcome(KNOWN, 0, b"n" * NONCE, data)
+        wire.check_claim(KNOWN, 0, b"n" * NONCE, data)
 
 
 def test_a_token_is_never_printed():
@@ -216,30 +255,31 @@ class Listed(FrameHandler):
     def gone(self, other):
         self.lost.append(other)
 
-    def again(self, other, let_in):
+    def replaced(self, other, let_in):
         let_in(b"")
-        return {}
+        return Incoming({})
 
 
 def takes_place(address, me, life):
     """A worker that takes the place of another; those of its party are yet to come."""
-    theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN)
-    theirs.parties, theirs.life = (frozenset({1, 2}),), life
+    group = Membership((frozenset({1, 2}),), incarnation=life)
+    theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN, membership=group)
     theirs.join(None, [0], [address] * 3)
     return theirs
 
 
 def test_who_takes_a_place_sends_away_those_who_were_there_before_and_they_stay_away(monkeypatch):
     said, listener = [], listen()
-    mine = Connections(0, ("learner[0]", "env[0]", "inference[0]"), KNOWN, say=said.append)
-    mine.parties, mine.told_by = (frozenset({1, 2}),), {1: 0, 2: 0}
+    group = Membership((frozenset({1, 2}),), told_by={1: 0, 2: 0})
+    names = ("learner[0]", "env[0]", "inference[0]")
+    mine = Connections(0, names, KNOWN, say=said.append, membership=group)
     address = listener.getsockname()
     waiting = threading.Thread(target=mine.join, args=(listener, [1, 2], [address] * 3))
     waiting.start()
     first = [comes_in(address, me=1), comes_in(address, me=2)]
     waiting.join(HANG)
     ears = Listed()
-    mine.read({1: Terms.of({}), 2: Terms.of({})}, ears, lambda: None)
+    mine.read({1: Incoming({}), 2: Incoming({})}, ears, lambda: None)
     again = [takes_place(address, 2, life=5)]
     until(lambda: 2 in ears.lost and not mine.links[2].away)
     assert sorted(ears.lost) == [1, 2], "both begin anew, though only one has come"
@@ -247,7 +287,7 @@ def test_who_takes_a_place_sends_away_those_who_were_there_before_and_they_stay_
     again.append(takes_place(address, 1, life=5))
     until(lambda: not mine.links[1].away)
     assert sorted(ears.lost) == [1, 2], "who has come anew stays"
-    monkeypatch.setattr(links, "PATIENCE", 0.5)
+    monkeypatch.setattr(links, "START_TIMEOUT_S", 0.5)
     with pytest.raises(RunError, match="can't be reached"):
         takes_place(address, 1, life=4)
     assert "another has taken the place of worker 1 since" in said[0]

@@ -20,28 +20,27 @@ from shoal.errors import LostError
 from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
 from shoal.runtime.cluster import driver as processes
 from shoal.runtime.execution.scheduler import Stopped
-from shoal.runtime.net import connection as link
 from shoal.runtime.net import connections as making
 from shoal.runtime.net import wiring
-from shoal.runtime.net.connection_reader import Wakes
+from shoal.runtime.net.loop import Wakes
 
 
 @contextmanager
-def through_proxies(sheets, cuts=(), rejoin=HANG):
+def through_proxies(sheets, cuts=(), rejoin=HANG, *, signed=False):
     """Ends in threads, whose connections go through proxies; how they wait differs."""
-    wired = Wired(sheets)
+    wired = Wired(sheets, signed=signed)
     proxies = [Proxy(address, cuts) for address in wired.lines.addresses]
     wired.lines = replace(wired.lines, addresses=tuple(p.address for p in proxies), rejoin=rejoin)
     hall = wired.hall()
     wired._join_all()
     for links, me in zip(wired.links, wired.opened, strict=True):
-        links.rejoin, end = rejoin, wired.ends[me]
+        end = wired.ends[me]
         bell = hall.bells[end]
         bell._check = partial(look_around, bell._check, links.check)
-        hall.bells[end] = links.bell(bell, Wakes(bell._check, alone=me % 2 == 0))
+        hall.bells[end] = links.waker(bell, Wakes(bell._check, alone=me % 2 == 0))
     yield wired, hall, proxies
     for links in wired.links:  # who ends would wait for a connection that is yet to be made again
-        links.rejoin = 0.0
+        links.membership = links.membership._replace(rejoin=0.0)
         for one in links.links.values():
             one.patience = 0.0
     for proxy in proxies:
@@ -60,7 +59,8 @@ def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, re
     sheet = make_sheet(flow, writers, readers, values)
     ticks = 60 * (writers if takes_some(flow) else 1)
     puts = ticks * flow.take // writers if takes_some(flow) else ticks
-    with through_proxies({"c": sheet}, some_cuts(seed, 6, 2500)) as (_, hall, proxies):
+    cuts = some_cuts(seed, 6, 2500)
+    with through_proxies({"c": sheet}, cuts, signed=writers > 1) as (_, hall, proxies):
         jobs = [Thread(hall, write, end, 0, puts) for end in range(writers)]
         reading = [Thread(hall, read, end, ticks) for end in range(readers)]
         assert [job.result() for job in jobs] == [puts] * writers
@@ -76,8 +76,7 @@ def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, re
 
 def test_all_connections_may_be_made_again_at_the_same_time(monkeypatch):
     # If one waited for another that waits in turn, only this would end it: too late.
-    for module in (link, making):
-        monkeypatch.setattr(module, "GREETING", 10 * HANG)
+    monkeypatch.setattr(making, "HANDSHAKE_TIMEOUT_S", 10 * HANG)
     sheet, ticks = make_sheet(Queue(3), 3, 3, "shared"), 400
     with through_proxies({"c": sheet}) as (wired, hall, proxies):
         jobs = [Thread(hall, write, end, 0, ticks) for end in range(3)]
@@ -182,9 +181,9 @@ def test_a_plan_over_hosts_gives_its_numbers_though_connections_break(monkeypatc
 
     def cut_lines(far, crowd, addresses, *others):
         proxies[:] = [Proxy(a, some_cuts(n, 3, 6000)) for n, a in enumerate(addresses)]
-        return wiring.make_lines(far, crowd, [p.address for p in proxies], *others)
+        return wiring.make_remote_channels(far, crowd, [p.address for p in proxies], *others)
 
-    monkeypatch.setattr(processes, "make_lines", cut_lines)
+    monkeypatch.setattr(processes, "make_remote_channels", cut_lines)
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), FOUR)
     result = shoal.run(plan, "processes", ticks=20, state=start_of("chase"))
     assert sum(proxy.cut_count for proxy in proxies) >= 3

@@ -12,17 +12,19 @@ from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.channels.shared_memory import Memory, Room
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.net.connection_reader import Wakes
-from shoal.runtime.net.connections import Connections
-from shoal.runtime.net.joining import open_lines
-from shoal.runtime.net.remote_channels import RemoteChannels
+from shoal.runtime.net.connections import Connections, Membership
+from shoal.runtime.net.loop import Wakes
 from shoal.runtime.net.sockets import listen
+from shoal.runtime.net.tcp_channel import open_channels
+from shoal.runtime.net.wiring import RemoteChannels
 
 
 class Wired(Shared):
     """Channels over TCP; bells and the word to halt by are shared, so that tests can see them."""
 
-    def __init__(self, sheets: dict[str, ChannelSpec], parts: tuple | None = None) -> None:
+    def __init__(
+        self, sheets: dict[str, ChannelSpec], parts: tuple | None = None, *, signed: bool = False
+    ) -> None:
         self.ends = ends_of(sheets)
         room = Room()
         far = Rings.plan(sheets, room)
@@ -37,12 +39,19 @@ class Wired(Shared):
         numbers = {f: tuple(i for i, (g, _) in enumerate(self.ends) if g == f) for f in "wr"}
         names = tuple(f"{f}[{i}]" for f, i in self.ends)
         addresses = tuple(s.getsockname() for s in self.listeners)
-        self.lines = RemoteChannels(far, room.size, numbers, names, addresses, token)
+        self.lines = RemoteChannels(far, room.size, numbers, names, addresses, token, signed=signed)
 
     def __reduce__(self) -> tuple:
         fds = [reduction.DupFd(m.fd) for m in (*self.memories, self.memory)]
         sizes = [m.size for m in (*self.memories, self.memory)]
-        return _opened, (self.sheets, self.listeners, fds, sizes, self.lines.token)
+        return _opened, (
+            self.sheets,
+            self.listeners,
+            fds,
+            sizes,
+            self.lines.token,
+            self.lines.signed,
+        )
 
     def hall(self, settles: bool = False) -> Hall:
         """All channels, whose ends join when they are first used."""
@@ -61,7 +70,7 @@ class Wired(Shared):
         self.join(self.ends.index((side, number)))
         for name, bell in hall.bells.items():
             bell._check = self._look_around
-            hall.bells[name] = self.links[0].bell(bell, Wakes(self._look_around, alone=number > 0))
+            hall.bells[name] = self.links[0].waker(bell, Wakes(self._look_around, alone=number > 0))
         try:
             yield hall
         finally:
@@ -69,7 +78,9 @@ class Wired(Shared):
 
     def join(self, me: int) -> None:
         """Connect one end with those it has to do with."""
-        links = Connections(me, self.lines.names, self.lines.known, self._check)
+        membership = Membership(rejoin=self.lines.rejoin)
+        known, names = self.lines.known, self.lines.names
+        links = Connections(me, names, known, self._check, membership=membership)
         links.join(self.listeners[me], self.lines.others(me), self.lines.addresses)
         bells = super().hall().bells
         of = {f: [bells[e] for e in self.ends if e[0] == f] for f in "wr"}
@@ -78,7 +89,7 @@ class Wired(Shared):
             for bell in bells.values():
                 bell.ring()
 
-        channels = open_lines(self.lines, links, wake, self.memories[me])
+        channels = open_channels(self.lines, links, wake, self.memories[me])
         for channel in channels.values():
             gate = channel.turnstile.sheet.gate
             channel.turnstile.hear(of[gate.reader], of[gate.writer])
@@ -117,9 +128,9 @@ class Wired(Shared):
             list(pool.map(self.join, range(len(self.ends))))
 
 
-def _opened(sheets, listeners, fds, sizes, token) -> Wired:
+def _opened(sheets, listeners, fds, sizes, token, signed) -> Wired:
     *memories, memory = [Memory(fd.detach(), n) for fd, n in zip(fds, sizes, strict=True)]
-    found = Wired(sheets, (listeners, memories, memory, token))
+    found = Wired(sheets, (listeners, memories, memory, token), signed=signed)
     found.together = False
     return found
 

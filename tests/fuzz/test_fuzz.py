@@ -3,32 +3,30 @@
 `make test-fuzz` runs a million; FUZZ_CASES and FUZZ_SEED say otherwise.
 """
 
-import io
 import os
 import random
 import sys
-from contextlib import suppress
 from resource import RUSAGE_SELF, getrusage
 
 import pytest
 
-from shoal.runtime.net import handshake as greeting
-from shoal.runtime.net import reconnect as rejoining
-from shoal.runtime.net.framing import (
-    BYE,
+from conformance.reading import read, sent
+from shoal.runtime.net import wire
+from shoal.runtime.net.wire import (
+    CLAIM,
     DATA,
     GRANT,
     HEAD,
+    HELLO,
+    NONCE,
     TAKEN,
+    Claim,
+    Credentials,
     Frame,
-    Part,
-    Reading,
-    Refused,
-    Terms,
-    Whole,
-    on_bytes,
+    Incoming,
+    ProtocolError,
+    Signing,
 )
-from shoal.runtime.net.handshake import CLAIM, HELLO, NONCE, Credentials, ProtocolError
 
 CASES, SEED = int(os.environ.get("FUZZ_CASES", "1000000")), int(os.environ.get("FUZZ_SEED", "0"))
 BODIES = {
@@ -37,8 +35,7 @@ BODIES = {
     (TAKEN, 0, 0): (0, 0),
     (GRANT, 2, 3): (0, 0),
 }
-TERMS, LONGEST = Terms.of(BODIES), 64
-KNOWN = Credentials(b"t" * 32, greeting.digest("channels"))
+KNOWN = Credentials(b"t" * 32, wire.digest("channels"))
 
 
 def talk(dice):
@@ -74,79 +71,54 @@ def spoil(data, dice):
 
 
 def check_stream(dice):
-    sent = talk(dice)
-    data = bytearray().join(frame.packed() + body for frame, body in sent)
+    found = talk(dice)
+    data = bytearray(sent(found))
     wrong = spoil(data, dice)
-    state, got, body, refused = Reading.start(TERMS), [], b"", 0
-    rest = bytes(data)
-    while rest:
-        count = dice.randint(1, 120)
-        state, events = on_bytes(state, rest[:count])
-        rest = rest[count:]
-        for event in events:
-            assert not refused, "something after a refusal"
-            if isinstance(event, Part):
-                body += event.data
-                assert len(body) <= LONGEST
-            elif isinstance(event, Whole):
-                got.append((event.frame, body))
-                assert len(body) == event.frame.length
-                body = b""
-            elif isinstance(event, Refused):
-                refused += 1
-        assert len(state.head) < HEAD.size
-        assert state.left <= LONGEST
-    before = [i for i, _ in enumerate(sent) if end_of(sent, i) <= wrong]
-    assert got[: len(before)] == sent[: len(before)]
-    numbers = dict.fromkeys([*BODIES, (BYE, 0, 0)], 0)
-    for frame, _ in got:
-        assert frame.number == numbers[frame[:3]], "out of order"
-        numbers[frame[:3]] += 1
-    return refused
+    sizes = iter(lambda: dice.randint(1, 120), 0)
+    got, refused = read(bytes(data), Incoming(BODIES), sizes)
+    before = [i for i, _ in enumerate(found) if end_of(found, i) <= wrong]
+    assert got[: len(before)] == found[: len(before)]
+    numbers = dict.fromkeys(BODIES, 0)
+    for frame, body in got:
+        key = frame[:3]
+        assert frame.number == numbers[key] or (key[0] == TAKEN and frame.number > numbers[key])
+        least, most = BODIES[key]
+        assert least <= len(body) == frame.length <= most
+        numbers[key] = frame.number + 1
+    return bool(refused)
 
 
-def end_of(sent, index):
-    return sum(HEAD.size + len(body) for _, body in sent[: index + 1])
+def check_signed(dice):
+    found, signing = talk(dice), (Signing(KNOWN, b"", connects=one) for one in (True, False))
+    caller, listener = signing
+    parts = [(frame.pack(n), body) for n, (frame, body) in enumerate(found, 1)]
+    data = bytearray().join(head + body + caller.tag(head, [body]) for head, body in parts)
+    spoil(data, dice)
+    sizes = iter(lambda: dice.randint(1, 120), 0)
+    got, _ = read(bytes(data), Incoming(BODIES), sizes, listener)
+    assert got == found[: len(got)], "what was altered is believed"
 
 
-def check_greeting(dice):
+def end_of(found, index):
+    return sum(HEAD.size + len(body) for _, body in found[: index + 1])
+
+
+def check_handshake(dice):
     nonce, mine = dice.randbytes(NONCE), dice.randbytes(NONCE)
-    claim = bytearray(greeting.claim(KNOWN, (1, 0, 0), greeting.hello(nonce), mine))
-    who = greeting.welcome(KNOWN, 0, nonce, bytes(claim)).who
-    assert who == 1
+    right = wire.pack_claim(KNOWN, Claim(1, 0, 0), wire.hello(nonce), mine)
+    claim = bytearray(right)
+    assert wire.check_claim(KNOWN, 0, nonce, right)[0] == Claim(1, 0, 0)
     spoil(claim, dice)
-    claim = claim[: CLAIM.size]
     form = dice.choice((CLAIM, HELLO))
-    for said in (bytes(claim), dice.randbytes(form.size), dice.randbytes(dice.randint(0, 200))):
+    for data in (
+        bytes(claim[: CLAIM.size]), dice.randbytes(form.size), dice.randbytes(dice.randint(0, 200)),
+    ):  # fmt: skip
         try:
-            found = greeting.welcome(KNOWN, 0, nonce, said).who
+            found, _ = wire.check_claim(KNOWN, 0, nonce, data)
         except ProtocolError:
             continue
-        # What isn't looked at may differ; what was proved may not.
-        assert found == 1
-        assert said[-96:] == greeting.claim(KNOWN, (1, 0, 0), greeting.hello(nonce), mine)[-96:]
-
-
-def check_table(dice):
-    table = {(TAKEN, dice.randrange(9), dice.randrange(9)): dice.getrandbits(60) for _ in range(5)}
-    data = bytearray(rejoining.packed(table))
-    assert opened(bytes(data), 9) == table
-    spoil(data, dice)
-    with suppress(ProtocolError, EOFError):
-        assert len(opened(bytes(data), 9)) <= 9
-
-
-def opened(data, most):
-    stream = io.BytesIO(data)
-
-    def read(count):
-        assert count <= most * rejoining.ENTRY.size
-        some = stream.read(count)
-        if len(some) < count:
-            raise EOFError
-        return some
-
-    return rejoining.opened(read, most)
+        assert found == Claim(1, 0, 0)
+        assert data[-64:] == right[-64:], "a proof that was altered is believed"
 
 
 @pytest.mark.fuzz
@@ -155,8 +127,8 @@ def test_spoilt_streams_do_no_harm():
     before = 0
     for case in range(CASES):
         if case % 8 == 0:
-            check_greeting(dice)
-            check_table(dice)
+            check_handshake(dice)
+            check_signed(dice)
         else:
             refused += check_stream(dice)
         if case == 1000:

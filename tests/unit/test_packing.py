@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.planning.policy import Packed
 from shoal.runtime.net.codec import Codec, Sent, total
-from shoal.runtime.net.handshake import ProtocolError
+from shoal.runtime.net.wire import ProtocolError
 
 pytest.importorskip("lz4")
 LAW = settings(max_examples=100, deadline=None, derandomize=True)

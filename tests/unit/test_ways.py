@@ -1,56 +1,52 @@
 """What is kept of messages until they have come: what they were when they were put."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.planning.policy import Packed
-from shoal.runtime.net.framing import DATA
-from shoal.runtime.net.outbound import Outbound, SendBuffer
+from shoal.runtime.net.codec import SendBuffer
 from shoal.runtime.net.sockets import MOST_SENT, after, first, send_all
 
-KEY = (DATA, 0, 0)
+
+def buffer_of(slots, how=()):
+    target = np.zeros((4, 3), np.float32)
+    return SendBuffer([(target, "x", False, None)], Packed(how, least=0), slots)
 
 
-def way_of(slots, how=()):
-    room = np.zeros((4, 3), np.float32)
-    shelf = SendBuffer([(room, "x", False, None)], Packed(how, least=0), slots, threading.Lock())
-    sent = []
-    return Outbound(1, KEY, lambda frame, views: sent.append(b"".join(views)), shelf), shelf, sent
+def put(buffer, number, x):
+    """A message that is sent and kept: what is kept of it, and what was sent."""
+    found = buffer.put({"x": x}, number, number)
+    before = b"".join(found.views)
+    buffer.keep()
+    return found, before
 
 
-def put(way, shelf, number, x):
-    way.send({"x": x}, number, number)
-    shelf.keep()
-
-
+@pytest.mark.parametrize("slots", [3, 0], ids=["in slots", "as many as there are"])
 @pytest.mark.parametrize("how", [(), ("lz4",), ("bfloat16",)], ids=str)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_what_is_sent_again_is_what_was_put_whatever_became_of_the_array(how, kind):
-    way, shelf, sent = way_of(3, how)
-    x = np.zeros((4, 3), kind)
+def test_what_is_sent_again_is_what_was_put_whatever_became_of_the_array(how, kind, slots):
+    buffer, x, every = buffer_of(slots, how), np.zeros((4, 3), kind), []
     for number in range(5):
         x[...] = number
-        put(way, shelf, number, x)
+        every.append(put(buffer, number, x))
     x[...] = -1
-    again = way.since(2)
-    assert [one.frame.number for one in again] == [2, 3, 4]
-    assert [b"".join(one.body) for one in again] == sent[2:]
+    kept = every[-slots:] if slots else every
+    assert all(found.kept and b"".join(found.views) == before for found, before in kept)
+    assert len({before for _, before in kept}) == len(kept)
 
 
 def test_an_array_that_nobody_can_write_to_is_kept_without_a_copy():
-    way, shelf, _ = way_of(2)
+    buffer = buffer_of(2)
     x = np.ones((4, 3), np.float32)
     y = x.view()
     y.flags.writeable = False  # but x can be written to
-    put(way, shelf, 0, y)
-    assert not np.shares_memory(way.since(0)[0].body[0], x)
+    found, _ = put(buffer, 0, y)
+    assert not np.shares_memory(np.frombuffer(found.views[0], np.uint8), x)
     x.flags.writeable = False
-    put(way, shelf, 1, x)
-    assert np.shares_memory(way.since(1)[0].body[0], x)
+    found, _ = put(buffer, 1, x)
+    assert np.shares_memory(found.views[0], x)
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60))
@@ -64,7 +60,7 @@ def test_what_is_large_is_sent_in_pieces_that_leave_the_other_side_time_to_answe
     pieces = []
 
     class Sock:
-        def sendmsg(self, views):
+        def sendmsg(self, views, *_):
             pieces.append(b"".join(views))
             return len(pieces[-1])
 

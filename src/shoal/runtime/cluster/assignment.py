@@ -21,8 +21,7 @@ from shoal.runtime.execution.exporting import ExportedFragment, export_fragment
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.local_run import lagged
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.net.remote_channels import RemoteChannels
-from shoal.runtime.net.wiring import WorkerMap
+from shoal.runtime.net.wiring import RemoteChannels, WorkerMap
 
 SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work
 

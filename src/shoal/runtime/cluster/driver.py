@@ -30,7 +30,7 @@ from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.snapshot import Snapshot, check_complete
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.codec import Sent, total
-from shoal.runtime.net.wiring import divide, make_lines
+from shoal.runtime.net.wiring import divide, make_remote_channels
 
 
 class ProcessRun:
@@ -88,7 +88,7 @@ class ProcessRun:
         every = range(len(self._hiring.seats))
         addresses, meetings = zip(*(at.get(n, (("", 0), "")) for n in every), strict=True)
         parties, absent = self._mender.loose(), self._roster.absent
-        lines = make_lines(self._far, self._hiring.crowd, addresses, parties, absent)
+        lines = make_remote_channels(self._far, self._hiring.crowd, addresses, parties, absent)
         hires = self._hiring.orders(self._rings, self._layout, lines, meetings)
         self._mender.hires, self._ticks = hires, limit.ticks
         loose = frozenset().union(*parties)

@@ -36,8 +36,7 @@ from shoal.runtime.cluster.launching import (
 from shoal.runtime.cluster.worker_config import ProcessSpec
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.codec import Sent, total
-from shoal.runtime.net.connections import Address
-from shoal.runtime.net.sockets import LOOPBACK, listen
+from shoal.runtime.net.sockets import LOOPBACK, Address, listen
 
 GATHER = 0.05  # seconds that news may wait for more: each telling takes time, on a cluster most
 CLOSE_GRACE_S = 5.0  # for workers to close their environments and end

@@ -13,7 +13,7 @@ from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.replica_runner import Lagged
-from shoal.runtime.net.remote_channels import RemoteChannels
+from shoal.runtime.net.wiring import RemoteChannels
 
 if TYPE_CHECKING:  # it loads JAX, which only compiled workers need
     from shoal.runtime.execution.exporting import ExportedFragment

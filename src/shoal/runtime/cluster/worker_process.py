@@ -36,11 +36,10 @@ from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Me
 from shoal.runtime.execution.scheduler import Scheduler, Stopped
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.net.codec import Sent
-from shoal.runtime.net.connection_reader import Wakes
 from shoal.runtime.net.connections import Connections
-from shoal.runtime.net.joining import join_lines
-from shoal.runtime.net.remote_channels import RemoteChannels
-from shoal.runtime.net.tcp_channel import TcpChannel
+from shoal.runtime.net.loop import Wakes
+from shoal.runtime.net.tcp_channel import TcpChannel, join_channels
+from shoal.runtime.net.wiring import RemoteChannels
 
 _DIE_WITH_PARENT = 1
 
@@ -98,7 +97,9 @@ def _anew(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels
     """The channels between hosts, for one that may take the place of another."""
     if again is None:
         return lines
-    return lines.anew(again["life"], {number: (at[0], at[1]) for number, at in again["party"]})
+    return lines.for_incarnation(
+        again["life"], {number: (at[0], at[1]) for number, at in again["party"]}
+    )
 
 
 def _live_with(driver: int) -> Callable[[], None]:
@@ -254,8 +255,8 @@ class WorkerSetup:
         def lose(worker: int, turns: int) -> None:
             self._board.did_lose(teams[worker], turns)
 
-        board = self._board.check, lose
-        links, channels = join_lines(lines, orders.number, listener, board, of)
+        check = self._board.check
+        links, channels = join_channels(lines, orders.number, listener, check, lose, of)
         self._channels |= channels
         self._board.look_out(links.check)
         self._links, self.close = links, links.close
@@ -330,7 +331,7 @@ class WorkerSetup:
         if self._links is None:
             return board.bell(number, orders.spin)
         alone = not orders.rings.rings and len(orders.seats) == 1
-        return self._links.bell(board.bell(number), Wakes(board.check, alone), orders.spin)
+        return self._links.waker(board.bell(number), Wakes(board.check, alone), orders.spin)
 
     def _tell(self, number: int, text: str) -> None:
         """Let the driver see what a team waits for, and if a connection is the cause."""

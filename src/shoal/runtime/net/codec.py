@@ -1,4 +1,7 @@
-"""How a message's arrays are packed for the way between hosts: as they are, halved, or squeezed."""
+"""How a message's arrays are packed between hosts: as they are, as bfloat16, or compressed.
+
+Also where a message lies until it was acknowledged, and where one that comes is read to.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import numpy as np
 
 from shoal.errors import MissingExtraError
 from shoal.planning.policy import Packed
-from shoal.runtime.net.handshake import ProtocolError
+from shoal.runtime.channels.channel import Message
+from shoal.runtime.channels.shm import Target, key_data
+from shoal.runtime.net.wire import ProtocolError
 
 
 class Sent(NamedTuple):
-    """What was sent on a channel: messages, their bytes, and the bytes that went on the way."""
+    """What was sent on a channel: messages, their bytes, and their bytes as packed."""
 
     messages: int = 0
     plain: int = 0
@@ -23,12 +28,12 @@ class Sent(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """Bytes that packing saved."""
+        """The bytes that packing saved."""
         return self.plain - self.packed
 
 
 def total(sent: Iterable[Sequence[int]]) -> Sent:
-    """All of these together."""
+    """The sum of these."""
     return Sent(*map(sum, zip(Sent(), *sent, strict=True)))
 
 
@@ -40,14 +45,14 @@ def check_packing(packing: Packed) -> Packed:
 
 
 class Codec:
-    """A message as it goes from one end to one worker; all memory it needs is there before."""
+    """A message as it goes to one worker; all memory that it needs is allocated before."""
 
     def __init__(self, parts: Sequence[tuple[tuple[int, ...], Any]], packing: Packed) -> None:
         self.plain = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in parts)
         is_large = self.plain >= packing.least
-        self.is_squeezed = is_large and "lz4" in packing.how
-        halves = is_large and "bfloat16" in packing.how
-        kinds = [_halved() if halves and dtype == np.float32 else dtype for _, dtype in parts]
+        self.is_compressed = is_large and "lz4" in packing.how
+        narrows = is_large and "bfloat16" in packing.how
+        kinds = [_bfloat16() if narrows and dtype == np.float32 else dtype for _, dtype in parts]
         sizes = [
             prod(shape) * np.dtype(kind).itemsize
             for (shape, _), kind in zip(parts, kinds, strict=True)
@@ -63,35 +68,35 @@ class Codec:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and most bytes that it has on the way."""
-        return (min(1, self.length) if self.is_squeezed else self.length), self.length
+        """The least and most bytes that it has when packed."""
+        return (min(1, self.length) if self.is_compressed else self.length), self.length
 
     def lent(self, values: Sequence[np.ndarray]) -> list[Any] | None:
-        """These values as they lie, if they may be sent so; None if they have to be packed."""
+        """These values as they lie, if they can be sent so; None if they have to be packed."""
         for x, room in zip(values, self.arrays, strict=True):
             if x.dtype != room.dtype or x.shape != room.shape or not x.flags.c_contiguous:
                 return None
-        return None if self.is_squeezed else [raw(x) for x in values]
+        return None if self.is_compressed else [raw(x) for x in values]
 
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
-        """What is to be sent of these values, and how many bytes that is."""
+        """The bytes to send for these values, and how many they are."""
         for x, room in zip(values, self.arrays, strict=True):
             room[...] = x
-        if not self.is_squeezed:
+        if not self.is_compressed:
             return [self._bytes], self.length
         import lz4.block
 
-        squeezed = lz4.block.compress(self._whole, store_size=False)
-        if len(squeezed) < self.length:
-            return [squeezed], len(squeezed)
+        compressed = lz4.block.compress(self._whole, store_size=False)
+        if len(compressed) < self.length:
+            return [compressed], len(compressed)
         return [self._bytes], self.length
 
     def room(self, length: int) -> np.ndarray:
-        """Where a message of so many bytes is to be read to before it is unpacked."""
+        """Where a message of `length` bytes is read to before it is unpacked."""
         return self._whole[:length]
 
     def unpack(self, length: int) -> None:
-        """Let `arrays` be those of the message of so many bytes that was read."""
+        """Set `arrays` to those of the message of `length` bytes that was read."""
         if length == self.length:
             return
         import lz4.block
@@ -106,11 +111,108 @@ class Codec:
 
 
 def raw(x: np.ndarray) -> np.ndarray:
-    """An array as bytes, without a copy."""
+    """The bytes of an array, without a copy."""
     return x.reshape(-1).view(np.uint8)
 
 
-def _halved() -> Any:
+def _bfloat16() -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
+
+
+class Outgoing:
+    """One message as it is sent: from where its maker has it, until it is kept."""
+
+    __slots__ = ("kept", "length", "number", "version", "views")
+
+    def __init__(self, views: Sequence[Any] = (), *, kept: bool = True) -> None:
+        self.views, self.kept = views, kept
+        self.number, self.version, self.length = -1, 0, sum(map(len, views))
+
+
+class SendBuffer:
+    """One end's messages, as some workers get them, until they were acknowledged.
+
+    A message is sent from where its arrays lie and copied afterwards, so that it can be sent again
+    after its maker has changed them. `slots` is how many may be unacknowledged; 0 if any number.
+    """
+
+    def __init__(self, parts: list[Target], packing: Packed, slots: int) -> None:
+        self._parts = [(name, is_key, rows) for _, name, is_key, rows in parts]
+        self._make = lambda: codec_of(parts, packing)
+        self._codecs = [self._make() for _ in range(max(1, slots))]
+        self._slots, self._values = slots, list[np.ndarray]()
+        self.newest, self.plain = Outgoing(), self._codecs[0].plain
+
+    def put(self, message: Message, number: int, version: int) -> Outgoing:
+        """A message that is to be sent; nothing is done if it is the newest already."""
+        if self.newest.number == number:
+            return self.newest
+        values = []
+        for name, is_key, rows in self._parts:
+            x = message[name]
+            x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
+            values.append(x if rows is None else x[rows])
+        found = Outgoing()
+        found.number, found.version = number, version
+        views = self._codecs[0].lent(values)
+        if views is None:
+            found.views, found.length = self._codec(number).pack(values)
+        else:
+            found.views, found.length = views, self._codecs[0].length
+            found.kept = all(map(is_fixed, values))
+        self.newest, self._values = found, [] if found.kept else values
+        return found
+
+    def keep(self) -> None:
+        """Once the newest message is sent, copy it unless nobody can change it."""
+        if not self.newest.kept:
+            self.newest.views, _ = self._codec(self.newest.number).pack(self._values)
+            self.newest.kept, self._values = True, []
+
+    def _codec(self, number: int) -> Codec:
+        return self._codecs[number % self._slots] if self._slots else self._make()
+
+
+class Landing:
+    """Where one message that comes is read to; what lies otherwise when packed is moved after."""
+
+    def __init__(self, targets: list[Target], packing: Packed) -> None:
+        self._targets = [target for target, *_ in targets]
+        self._codec = codec_of(targets, packing)
+        pairs = list(zip(self._targets, self._codec.arrays, strict=True))
+        direct = [into.flags.c_contiguous and into.dtype == x.dtype for into, x in pairs]
+        self._moves = [pair for pair, is_direct in zip(pairs, direct, strict=True) if not is_direct]
+        self._views = [
+            raw(into if is_direct else x)
+            for (into, x), is_direct in zip(pairs, direct, strict=True)
+        ]
+
+    def views(self, length: int) -> list[Any]:
+        """Buffers for `length` bytes."""
+        return [self._codec.room(length)] if self._codec.is_compressed else self._views
+
+    def settle(self, length: int) -> None:
+        """All bytes have come: unpack them, and move what is to lie elsewhere."""
+        if self._codec.is_compressed:
+            self._codec.unpack(length)
+            for into, x in zip(self._targets, self._codec.arrays, strict=True):
+                into[...] = x
+            return
+        for into, x in self._moves:
+            into[...] = x
+
+
+def is_fixed(x: Any) -> bool:
+    """Whether nobody can write to an array, such as one of JAX: it is kept without a copy."""
+    while isinstance(x, np.ndarray):
+        if x.flags.writeable:
+            return False
+        x = x.base
+    return x is None or (isinstance(x, memoryview) and x.readonly)
+
+
+def codec_of(targets: list[Target], packing: Packed) -> Codec:
+    """How a message is packed that is to lie in these arrays."""
+    return Codec([(target.shape, target.dtype) for target, *_ in targets], packing)

@@ -1,8 +1,7 @@
-"""Connections between workers of different hosts: how they are made, and made again.
+"""All connections of a worker: made, proved, read and made again by one poll loop.
 
-Who has something to send sends it itself. There is always room for what may come (channels see to
-that), so readers never wait for anybody, and nobody who sends can wait for ever on a worker that
-lives.
+Whoever makes a frame sends it. There is always room for what may come (channels see to that), so
+the loop never waits for anybody, and a sender never waits for ever on a worker that lives.
 """
 
 from __future__ import annotations
@@ -11,28 +10,77 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from shoal.errors import RunError
 from shoal.planning.restart_groups import party_of
 from shoal.runtime.channels.channel import Waker
 from shoal.runtime.logs import Say, to_stderr
-from shoal.runtime.net import handshake as greeting
-from shoal.runtime.net.connection import GRACE, GREETING, Connection, broken_ones
-from shoal.runtime.net.connection_reader import ConnectionReader, SocketWaker, Wakes
-from shoal.runtime.net.framing import Terms
-from shoal.runtime.net.handshake import Credentials, Peer, ProtocolError
-from shoal.runtime.net.inbox import FrameHandler, Inbox
-from shoal.runtime.net.reconnect import Table
-from shoal.runtime.net.sockets import why_of, within
+from shoal.runtime.net import wire
+from shoal.runtime.net.connection import Connection, FrameHandler, Inbox
+from shoal.runtime.net.loop import READ, TICK_S, WRITE, Loop, SocketWaker, Wakes
+from shoal.runtime.net.sockets import Address, connecting, why_of
+from shoal.runtime.net.wire import (
+    CLAIM,
+    FIRST,
+    HELLO,
+    NONCE,
+    REPLACE,
+    RESUME,
+    WELCOME,
+    Claim,
+    Credentials,
+    Incoming,
+    ProtocolError,
+    Signing,
+)
 
-Address = tuple[str, int]
-PENDING = 32  # connections that may be proving it at once; more are turned away
-PATIENCE = 120.0  # seconds that workers wait for each other to start
-REJOIN = 30.0  # seconds in which a connection that broke has to be made again
-LOOSE = 2.0  # the same, for a worker that can be done without
-LINGER = 2.0  # seconds that what was sent has to arrive when a worker ends
+HANDSHAKE_TIMEOUT_S = 5.0  # in which the other side has to prove itself
+# Unproven connections, and those of them from one address, besides one for each worker.
+PENDING, PENDING_OF_ONE = 64, 16
+START_TIMEOUT_S = 120.0  # in which workers have to connect when they start
+REJOIN_TIMEOUT_S = 30.0  # in which a connection that broke has to be made again
+LOOSE_TIMEOUT_S = 2.0  # the same, for a worker that others can go on without
+ERROR_GRACE_S = 5.0  # in which somebody else may say why a worker is gone
+LINGER_S = 2.0  # in which what was sent has to arrive when a worker ends
+Steps = Generator[int, bytes, None]
+
+
+class Membership(NamedTuple):
+    """How workers come and go: which may be replaced together, and how this one came."""
+
+    groups: tuple[frozenset[int], ...] = ()  # whose places others may take, each group together
+    rejoin: float = REJOIN_TIMEOUT_S  # seconds in which a broken connection has to be made again
+    incarnation: int = 0  # how many times this worker's place had been taken before
+    told_by: Mapping[int, int] = {}  # where one joins late: the counts that it is told, by worker
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A connection whose other side has yet to prove itself."""
+
+    sock: socket.socket
+    source: str
+    deadline: float
+    steps: Steps
+    other: int | None = None  # the worker that is called; none where another calls
+    want: int = 0
+    got: bytes = b""
+
+
+@dataclass
+class _Call:
+    """A worker that is to be connected with, and when that is tried next."""
+
+    kind: int
+    at: float = 0.0
+    pause: float = TICK_S
+    why: str = ""
+    pending: _Pending | None = None
 
 
 class Connections:
@@ -45,25 +93,28 @@ class Connections:
         known: Credentials,
         check: Callable[[], None] = lambda: None,
         say: Say = to_stderr,
+        membership: Membership | None = None,
     ) -> None:
         self.me, self.names, self._known = me, names, known
-        self._check, self._say = check, say
+        self._check, self._say, self.membership = check, say, membership or Membership()
         self.links: dict[int, Connection] = {}
+        self.told: dict[int, bytes] = {}  # the counts that this worker was told on joining late
         self._addresses: dict[int, Address] = {}  # of those that this worker connects to
-        self._news = threading.Condition()
-        self._pending = threading.BoundedSemaphore(PENDING)
-        self._refused, self._closed = 0, False
-        self._listener: socket.socket | None = None
-        self._porter: ConnectionReader | None = None
-        self._terms: Mapping[int, Terms] = {}
-        self._ears: FrameHandler | None = None
-        self._wake: Callable[[], None] = lambda: None
-        self.parties: tuple[frozenset[int], ...] = ()  # whose place others may take, together
-        self.rejoin, self.life = REJOIN, 0  # which holder of its place this worker is
-        self._lives: dict[int, int] = {}  # which others are
+        self._calls: dict[int, _Call] = {}
+        self._pending: dict[_Pending, None] = {}  # the oldest first
+        self._expected: frozenset[int] = frozenset()  # those that connect to this worker at first
         self._first: frozenset[int] = frozenset()  # those that are as new as this worker
-        self.told_by: dict[int, int] = {}  # where one may join late, words that it is told
-        self.told: dict[int, bytes] = {}  # what this worker was told, where it has joined late
+        self._incarnations: dict[int, int] = {}
+        self._callers, self._refused, self._closed = 0, 0, False
+        self._handler: FrameHandler | None = None
+        self._wake_worker: Callable[[], None] = lambda: None
+        self._loop, self._replacing = Loop(self._tick), threading.Lock()
+        self._listener: socket.socket | None = None
+
+    @property
+    def rejoin(self) -> float:
+        """Seconds in which a broken connection has to be made again."""
+        return self.membership.rejoin
 
     def check(self) -> None:
         """Raise if a worker has been gone for too long."""
@@ -72,158 +123,414 @@ class Connections:
 
     @property
     def broken(self) -> str:
-        """Which connections are being made again, and why; nothing if none is."""
-        return broken_ones(self.links.values())
+        """The connections that are being made again, and why; nothing if none is."""
+        links = [one for one in list(self.links.values()) if one.is_broken and not one.away]
+        names = ", ".join(f"{link.name} ({link.broken})" for link in links)
+        return names and f"the connection is being made again to {names}"
+
+    # Joining.
+
+    def expect(self, others: Iterable[int]) -> None:
+        """Let these workers come later; until then, what they are sent is dropped."""
+        for other in others:
+            self.links[other] = self._link(other)
 
     def join(
         self, listener: socket.socket | None, others: Iterable[int], addresses: Sequence[Address]
     ) -> None:
         """Connect with all these workers: to those before this one, from those after it.
 
-        Who joins late connects to all but those that do so with it.
+        A worker that joins late connects to all but those that do so with it.
         """
         others = frozenset(others)
-        self._listener = listener
-        as_new = others & party_of(self.parties, self.me)
-        self._first = as_new if self.life or listener is None else others
-        after = {other for other in self._first if other > self.me}
-        if listener is not None and (after or self.told_by):
-            threading.Thread(target=self._admit, args=(listener, after), daemon=True).start()
-        for other in sorted(others - after):
-            self._addresses[other] = addresses[other]
-            sock = self._meet(other)
-            if sock is not None:
-                self._stand(other, sock)
-        until = time.monotonic() + PATIENCE
-        while missing := others - set(self.links):
+        group = others & party_of(self.membership.groups, self.me)
+        is_late = self.membership.incarnation or listener is None
+        self._first = group if is_late else others
+        self._expected = frozenset(other for other in self._first if other > self.me)
+        self._callers = len(self._expected) + len(self.membership.told_by)
+        with self._loop.turn:
+            if listener is not None and (self._expected or self.membership.told_by):
+                self._listener = listener
+                listener.settimeout(0)
+                self._loop.watch(listener, self._on_accept)
+            for other in sorted(others - self._expected):
+                self._addresses[other] = addresses[other]
+                self._calls[other] = _Call(FIRST if other in self._first else REPLACE)
+        self._loop.start(self._woken)
+        until = time.monotonic() + START_TIMEOUT_S
+        while missing := sorted(others - set(self.links)):
             self._check()
             if time.monotonic() > until:
-                names = ", ".join(self.names[m] for m in sorted(missing))
-                raise RunError(
-                    f"no connection from {names} in {PATIENCE:.0f} seconds",
-                    "Its own output may say why; its host must reach this one.",
-                )
-            with self._news:
-                self._news.wait(0.05)
+                raise self._unreached(missing)
+            threading.Event().wait(2e-3)
+
+    def _unreached(self, missing: Sequence[int]) -> RunError:
+        called = [other for other in missing if other in self._calls]
+        if called:
+            host, port = self._addresses[called[0]]
+            return RunError(
+                f"worker {self.names[called[0]]} can't be reached at {host}:{port}: "
+                f"{self._calls[called[0]].why}",
+                "Its host must reach this one: look at its firewall, and at its own output.",
+            )
+        names = ", ".join(self.names[other] for other in missing)
+        return RunError(
+            f"no connection from {names} in {START_TIMEOUT_S:.0f} seconds",
+            "Its own output may say why; its host must reach this one.",
+        )
+
+    def _link(self, other: int) -> Connection:
+        return Connection(
+            self.names[other], self._check, self._loop.call, loose=self._is_loose(other)
+        )
 
     def _is_loose(self, other: int) -> bool:
         """Whether another may take a worker's place while this one stays."""
-        return any(other in party and self.me not in party for party in self.parties)
-
-    def expect(self, others: Iterable[int]) -> None:
-        """These workers may come later; until then, what they are sent is dropped."""
-        for other in others:
-            self.links[other] = Connection(self.names[other], None, self._check, loose=True)
-
-    def _stand(self, other: int, sock: socket.socket) -> None:
-        with self._news:
-            if other in self.links:  # nothing was read from it yet
-                self.links[other].renew(sock)
-            else:
-                loose = self._is_loose(other)
-                self.links[other] = Connection(self.names[other], sock, self._check, loose=loose)
-            self._news.notify_all()
+        return any(other in group and self.me not in group for group in self.membership.groups)
 
     def read(
         self,
-        terms: Mapping[int, Terms],
-        ears: FrameHandler,
+        incoming: Mapping[int, Incoming],
+        handler: FrameHandler,
         wake: Callable[[], None],
-        due: Mapping[int, Table] | None = None,
     ) -> None:
-        """Begin to read every connection; `wake` whoever waits when one is gone.
-
-        `due` is what each sends first, where that isn't the first of all.
-        """
-        with self._news:
-            self._wake, self._ears, self._terms = wake, ears, terms
-            self._porter = ConnectionReader(self._failed)
+        """Begin to read every connection; `wake` whoever waits when one is gone."""
+        with self._loop.turn:
+            self._wake_worker, self._handler = wake, handler
             for other, link in self.links.items():
-                link.inbox = Inbox(terms[other], ears, (due or {}).get(other))
+                link.open(Inbox(incoming[other], handler))
                 if not link.away:
-                    self._porter.add(link)
+                    self._watch(link)
+        self._loop.call()
 
-    def bell(self, bell: Waker, wakes: Wakes, spin: float = 0.0) -> SocketWaker:
-        """A bell whose owner reads for itself while it waits."""
-        assert self._porter is not None
-        return SocketWaker(bell, self._porter, wakes, spin)
+    def waker(self, waker: Waker, wakes: Wakes, spin: float = 0.0) -> SocketWaker:
+        """A waker whose owner runs the loop while it waits."""
+        return SocketWaker(waker, self._loop, wakes, spin)
 
-    # What becomes of them.
+    # The loop.
+
+    def _woken(self) -> None:
+        """Look at what others have left to be sent."""
+        for link in self.links.values():
+            if link.sock is not None and link.inbox is not None and not link.is_direct:
+                self._watch(link)
+
+    def _tick(self, now: float) -> bool:
+        """See to what is overdue: proofs, calls, workers that stay away; whether more may be."""
+        for one in [one for one in self._pending if now >= one.deadline]:
+            self._drop(one, TimeoutError())
+        for other, call in list(self._calls.items()):
+            link = self.links.get(other)
+            is_over = link is not None and (
+                link.left <= 0 or not link.is_broken if call.kind == RESUME else not link.away
+            )
+            if is_over:
+                self._end_call(other)
+            elif call.pending is None and now >= call.at:
+                self._call(other, call)
+        broken = False
+        for other, link in self.links.items():
+            if link.loose and link.is_broken and not link.away:
+                broken = True
+                if link.left <= 0:
+                    self._give_up(other)
+                    self._wake_worker()
+        return bool(self._pending or self._calls or broken)
+
+    # Connections that stand.
+
+    def _watch(self, link: Connection) -> None:
+        """Read a connection, and send what the other side still lacks."""
+        if (sock := link.sock) is not None:
+            # A sender may hold a connection that needs nothing sent again: don't wait for it.
+            mask = READ | WRITE if not link.is_direct and link.send_again() else READ
+            if link.sock is sock:
+                self._loop.watch_stream(sock, partial(self._on_link, link, sock), mask)
+
+    def _on_link(self, link: Connection, sock: socket.socket, mask: int) -> bool:
+        """Read a connection once; one that has ended or broken is read no more."""
+        inbox = link.inbox
+        if inbox is None or link.sock is not sock:
+            return False
+        if mask & WRITE:
+            self._watch(link)
+        if not mask & READ:
+            return False
+        try:
+            inbox.read(sock)
+        except BlockingIOError:
+            return False
+        except BaseException as error:
+            self._failed(link, error)
+            return True
+        if inbox.ended:
+            link.ended = True
+            self._failed(link, EOFError())
+        return True
 
     def _failed(self, link: Connection, error: BaseException) -> None:
-        """A connection ended, broke, or brought what isn't believed."""
+        """A connection ended, broke, or brought what isn't due."""
         other = next(o for o, one in self.links.items() if one is link)
+        self._loop.unwatch(link.sock)
         try:
             if isinstance(error, (OSError, EOFError)) and not link.ended:
-                self._broke(other, why_of(error))
+                patience = min(LOOSE_TIMEOUT_S, self.rejoin) if link.loose else self.rejoin
+                link.fall(why_of(error), patience)
+                if other in self._addresses and not self._closed:
+                    self._calls.setdefault(other, _Call(RESUME))
                 return
             if not link.ended:
                 refused = isinstance(error, ProtocolError)
                 why = f"it sent {error}" if refused else f"{type(error).__name__}: {error}"
-                link.fall(why, GRACE)
+                link.fall(why, ERROR_GRACE_S)
                 link.refused = True
                 if not refused:
                     raise error
                 self._note(f"{link.name}: {error}")
             self._give_up(other)
         finally:
-            self._wake()
-
-    def _broke(self, other: int, why: str) -> None:
-        """Make a connection again, or wait until the other does."""
-        link = self.links[other]
-        link.fall(why, min(LOOSE, self.rejoin) if link.loose else self.rejoin)
-        mends = link.loose or other in self._addresses
-        if mends and not self._closed and link.begin_mending():
-            threading.Thread(target=self._mend, args=(other,), daemon=True).start()
-
-    def _mend(self, other: int) -> None:
-        """Make a connection again, and again if it breaks meanwhile; nobody else does."""
-        link, is_done = self.links[other], False
-        while not is_done:
-            self._mend_once(other, link)
-            is_done = link.end_mending(gives_up=self._closed)
-        self._wake()
-
-    def _mend_once(self, other: int, link: Connection) -> None:
-        while link.is_broken and not self._closed and link.left > 0:
-            sock = None
-            try:
-                if other in self._addresses:
-                    sock = self._connect(other, link.left, greeting.RESUME)
-                    self._resume(link, sock)
-            except (ProtocolError, OSError, EOFError, RunError) as error:
-                link.tried = _told(error)
-                if sock is not None:
-                    sock.close()
-            threading.Event().wait(0.05)
-        with link.mending:
-            if link.is_broken:
-                self._give_up(other)
+            self._loop.expect()
+            self._wake_worker()
 
     def _give_up(self, other: int) -> None:
-        """A worker that can be done without doesn't come back; another may take its place."""
+        """Go on without a worker that doesn't come back; another may take its place."""
         link = self.links[other]
         if link.loose and not (link.away or self._closed):
             link.away = True
-            assert self._ears is not None
-            self._ears.gone(other)
+            if self._handler is not None:
+                self._handler.gone(other)
 
-    def _resume(self, link: Connection, sock: socket.socket) -> None:
-        """Go on over a new connection, whether the old one is known to be gone or not."""
-        porter = self._porter
-        with link.mending:
-            if porter is None or link.refused or link.ended or link.away:
-                raise ProtocolError(f"worker {link.name} isn't expected here")
-            porter.drop(link)
+    def _stand(self, other: int, sock: socket.socket, signing: Signing | None) -> None:
+        """A first connection is there; nothing is read from it before `read`."""
+        link = self.links.get(other) or self._link(other)
+        link.renew(sock, signing)
+        self.links[other] = link
+
+    def _resume(self, other: int, sock: socket.socket, signing: Signing | None, n: int) -> None:
+        """Go on over a new connection to a worker that has the first `n` frames."""
+        link = self.links[other]
+        why, since = link.broken, link.since
+        link.resume(sock, signing, n)
+        self._watch(link)
+        self._say(
+            f"the connection to worker {link.name} broke ({why}) and was made again after "
+            f"{time.monotonic() - since:.1f} s"
+        )
+        self._wake_worker()
+
+    # Handshakes.
+
+    def _begin(self, sock: socket.socket, source: str, steps: Steps, other: int | None) -> _Pending:
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+        one = _Pending(sock, source, deadline, steps, other)
+        self._pending[one] = None
+        self._loop.watch(sock, partial(self._on_pending, one))
+        return one
+
+    def _on_pending(self, one: _Pending, _: int) -> bool:
+        """Read exactly what a handshake waits for, and do its next step."""
+        try:
+            data = one.sock.recv(one.want - len(one.got))
+            if not data:
+                raise EOFError
+            one.got += data
+            if len(one.got) == one.want:
+                self._advance(one, one.got)
+        except BlockingIOError:
+            pass
+        except (ProtocolError, OSError, EOFError) as error:
+            self._drop(one, error)
+        return True
+
+    def _advance(self, one: _Pending, data: bytes | None) -> None:
+        one.got = b""
+        try:
+            one.want = next(one.steps) if data is None else one.steps.send(data)
+        except StopIteration:
+            self._forget(one)
+
+    def _forget(self, one: _Pending) -> None:
+        """A handshake is over."""
+        self._pending.pop(one, None)
+        if one.other in self._calls:
+            self._calls[one.other].pending = None
+
+    def _end(self, one: _Pending) -> None:
+        self._forget(one)
+        self._loop.unwatch(one.sock)
+        one.sock.close()
+
+    def _drop(self, one: _Pending, error: BaseException) -> None:
+        """A handshake failed."""
+        self._end(one)
+        why = str(error) if isinstance(error, ProtocolError) else why_of(error)
+        if one.other is None:
+            if not self._closed:
+                self._note(f"{one.source}: {why}")
+        elif call := self._calls.get(one.other):
+            self._postpone(one.other, call, why)
+
+    def _postpone(self, other: int, call: _Call, why: str) -> None:
+        call.why, call.at = why, time.monotonic() + call.pause
+        call.pause = min(0.5, 2 * call.pause)
+        if call.kind == RESUME:
+            self.links[other].tried, call.pause = why, 0.05
+
+    def _note(self, line: str) -> None:
+        """Log a refusal; of very many only some."""
+        self._refused += 1
+        if self._refused <= 20 or self._refused & (self._refused - 1) == 0:
+            self._say(f"refused a connection ({self._refused}): {line}")
+
+    # Handshakes: the side that listens.
+
+    def _on_accept(self, _: int) -> bool:
+        assert self._listener is not None
+        calling = [one for one in self._pending if one.other is None]
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            if calling and not self._closed:  # out of descriptors, perhaps
+                self._drop(calling[0], ProtocolError("others wait to prove themselves"))
+            return False
+        # Strangers that stay silent must not keep a worker out: the oldest has had its time.
+        # All workers may come from one address at once, and slowly where they are many.
+        same = [one for one in calling if one.source == address[0]]
+        if len(same) >= PENDING_OF_ONE + self._callers:
+            self._drop(same[0], ProtocolError("others from there wait to prove themselves"))
+        elif len(calling) >= PENDING + self._callers:
+            self._drop(calling[0], ProtocolError("others wait to prove themselves"))
+        sock.settimeout(0)
+        one = self._begin(sock, address[0], self._answer(sock), None)
+        try:
+            self._advance(one, None)
+        except OSError as error:
+            self._drop(one, error)
+        return True
+
+    def _answer(self, sock: socket.socket) -> Steps:
+        """Challenge whoever has connected, and let it in if it may come as it claims."""
+        nonce = os.urandom(NONCE)
+        _send(sock, wire.hello(nonce))
+        data = yield CLAIM.size
+        claim, nonces = wire.check_claim(self._known, self.me, nonce, data)
+        signing = self._signing(nonces, connects=False)
+        other, link = claim.worker, self.links.get(claim.worker)
+        is_first = other in self._first
+        known = self._incarnations.get(other, self.membership.incarnation if is_first else 0)
+        is_same = claim.incarnation == known
+        self._loop.unwatch(sock)
+        if claim.kind == REPLACE and self._is_loose(other):
+            args = claim, nonces, sock, signing
+            threading.Thread(target=self._replace, args=args, daemon=True).start()
+        elif claim.kind == RESUME and link is not None and is_same and self._may_resume(link):
+            link.check_received(claim.received)
+            self._loop.unwatch(link.sock)
             link.fall("the other side made it again", self.rejoin)
-            why, since = link.broken, link.since
-            link.resume(sock, lambda: porter.add(link))
-            self._say(
-                f"the connection to worker {link.name} broke ({why}) and was made again after "
-                f"{time.monotonic() - since:.1f} s"
-            )
-        self._wake()
+            _send(sock, wire.pack_welcome(self._known, claim, link.received, nonces))
+            self._resume(other, sock, signing, claim.received)
+        elif claim.kind == FIRST and other in self._expected and link is None and is_same:
+            _send(sock, wire.pack_welcome(self._known, claim, 0, nonces))
+            self._stand(other, sock, signing)
+        else:
+            raise ProtocolError(f"worker {other} isn't expected here")
+
+    def _may_resume(self, link: Connection) -> bool:
+        return self._handler is not None and not (link.refused or link.ended or link.away)
+
+    def _signing(self, nonces: bytes, *, connects: bool) -> Signing | None:
+        return Signing(self._known, nonces, connects=connects) if self._known.signed else None
+
+    def _replace(
+        self, claim: Claim, nonces: bytes, sock: socket.socket, signing: Signing | None
+    ) -> None:
+        """Let a worker in that takes the place of another, and tell it how far that one had come.
+
+        In a thread of its own: it waits until no message moves.
+        """
+        other, welcome = claim.worker, wire.pack_welcome(self._known, claim, 0, nonces)
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        try:
+            with self._replacing:
+                with self._loop.turn:
+                    self._begin_incarnation(other, claim.incarnation)
+                    if self._handler is None:  # nobody has come anywhere yet
+                        sock.sendall(welcome + bytes(8 * self.membership.told_by[other]))
+                        self._stand(other, sock, signing)
+                        return
+                    self._part(other)
+                link = self.links[other]
+
+                def let_in(words: bytes) -> None:
+                    sock.sendall(welcome + words)
+                    link.renew(sock, signing)
+
+                incoming = self._handler.replaced(other, let_in)
+                with self._loop.turn:
+                    link.open(Inbox(incoming, self._handler))
+                    self._watch(link)
+        except (ProtocolError, OSError) as error:
+            sock.close()
+            self._note(str(error))
+
+    def _begin_incarnation(self, other: int, incarnation: int) -> None:
+        """A worker takes a place: those of its group that came before it are gone too."""
+        if incarnation < self._incarnations.get(other, 0):
+            raise ProtocolError(f"another has taken the place of worker {other} since")
+        self._incarnations[other] = incarnation
+        for one in party_of(self.membership.groups, other) & self.links.keys() - {other}:
+            if self._incarnations.get(one, 0) < incarnation and not self.links[one].away:
+                self._part(one)
+
+    def _part(self, other: int) -> None:
+        """Give up a worker whose place another takes, though it may be thought to be there."""
+        link = self.links[other]
+        self._addresses.pop(other, None)  # its listener is gone
+        self._end_call(other)
+        self._loop.unwatch(link.sock)
+        link.fall("another takes its place", LOOSE_TIMEOUT_S)
+        self._give_up(other)
+        link.away = True
+
+    # Handshakes: the side that connects.
+
+    def _call(self, other: int, call: _Call) -> None:
+        try:
+            sock = connecting(self._addresses[other])
+        except OSError as error:
+            self._postpone(other, call, why_of(error))
+            return
+        call.pending = self._begin(sock, "", self._introduce(other, call.kind, sock), other)
+        self._advance(call.pending, None)
+
+    def _end_call(self, other: int) -> None:
+        call = self._calls.pop(other, None)
+        if call is not None and call.pending is not None:
+            self._end(call.pending)
+
+    def _introduce(self, other: int, kind: int, sock: socket.socket) -> Steps:
+        """Prove to a listener what this worker is, and see that the listener may be believed."""
+        greeting = yield HELLO.size
+        received = self.links[other].received if kind == RESUME else 0
+        claim = Claim(self.me, other, self.membership.incarnation, kind, received)
+        nonce = os.urandom(NONCE)
+        nonces = wire.nonce_of(greeting) + nonce
+        _send(sock, wire.pack_claim(self._known, claim, greeting, nonce))
+        answer = yield WELCOME.size
+        theirs = wire.check_welcome(self._known, claim, nonces, answer)
+        if kind == REPLACE and (words := self.membership.told_by.get(other, 0)):
+            self.told[other] = yield 8 * words
+        elif kind == REPLACE:
+            self.told[other] = b""
+        if kind == RESUME:
+            self.links[other].check_received(theirs)
+        self._loop.unwatch(sock)
+        self._calls.pop(other, None)
+        signing = self._signing(nonces, connects=True)
+        if kind == RESUME:
+            self._resume(other, sock, signing, theirs)
+        else:
+            self._stand(other, sock, signing)
 
     def close(self) -> None:
         """End all connections, so that the others know that it was meant."""
@@ -232,169 +539,21 @@ class Connections:
                 self._check()
                 threading.Event().wait(0.02)
         self._closed = True
-        if self._listener is not None:
-            with suppress(OSError):  # wakes who accepts
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+        with self._loop.turn:
+            if self._listener is not None:
+                self._loop.unwatch(self._listener)
+                self._listener.close()
+            for one in list(self._pending):
+                self._end(one)
         for link in self.links.values():
             link.close()
-        until = time.monotonic() + LINGER
+        until = time.monotonic() + LINGER_S
         while time.monotonic() < until and not all(x.is_done() for x in self.links.values()):
             threading.Event().wait(1e-3)
-        if self._porter is not None:
-            self._porter.close()
-
-    def _note(self, line: str) -> None:
-        """Say who was refused; of very many only some."""
-        self._refused += 1
-        if self._refused <= 20 or self._refused & (self._refused - 1) == 0:
-            self._say(f"refused a connection ({self._refused}): {line}")
-
-    # Who listens.
-
-    def _admit(self, listener: socket.socket, others: set[int]) -> None:
-        while not self._closed:
-            try:
-                sock, address = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                threading.Event().wait(0.05)  # out of descriptors, perhaps
-                continue
-            if not self._pending.acquire(blocking=False):
-                sock.close()
-                self._note(f"{address[0]}: {PENDING} others are being asked who they are")
-                continue
-            args = sock, address[0], others
-            threading.Thread(target=self._greet, args=args, daemon=True).start()
-
-    def _greet(self, sock: socket.socket, host: str, others: set[int]) -> None:
-        try:
-            nonce = os.urandom(greeting.NONCE)
-            sock.settimeout(GREETING)
-            sock.sendall(greeting.hello(nonce))
-            said = within(sock, greeting.CLAIM.size, GREETING)
-            guest = greeting.welcome(self._known, self.me, nonce, said)
-            self._let_in(guest, sock, others)
-        except (ProtocolError, OSError, EOFError) as error:
-            sock.close()
-            if not self._closed:
-                self._note(f"{host}: {_told(error)}")
-        finally:
-            self._pending.release()
-
-    def _let_in(self, guest: Peer, sock: socket.socket, others: set[int]) -> None:
-        """Let one in that may come as it says."""
-        who, link = guest.who, self.links.get(guest.who)
-        is_same = guest.life == self._lives.get(who, self.life if who in self._first else 0)
-        if guest.kind == greeting.AGAIN and self._is_loose(who):
-            self._replace(guest, sock)
-        elif guest.kind == greeting.RESUME and link is not None and is_same:
-            sock.sendall(guest.answer)
-            link.come_back(sock)
-            self._resume(link, sock)
-        elif guest.kind == greeting.FIRST and who in others and link is None and is_same:
-            sock.sendall(guest.answer)
-            self._stand(who, sock)
-        else:
-            raise ProtocolError(f"worker {who} isn't expected here")
-
-    def _replace(self, guest: Peer, sock: socket.socket) -> None:
-        """Let one in that takes the place of another, and tell it how far that one had come."""
-        other = guest.who
-        with self._news:
-            self._begin_life(other, guest.life)
-            porter, ears = self._porter, self._ears
-            if porter is None or ears is None:  # nobody has come anywhere yet
-                sock.sendall(guest.answer + bytes(8 * self.told_by[other]))
-                self._stand(other, sock)
-                return
-            with (link := self.links[other]).mending:
-                self._part(other)
-
-                def let_in(words: bytes) -> None:
-                    sock.sendall(guest.answer + words)
-                    link.renew(sock)
-
-                due = ears.again(other, let_in)
-                link.inbox = Inbox(self._terms[other], ears, due)
-                porter.add(link)
-
-    def _begin_life(self, other: int, life: int) -> None:
-        """Another takes a place: those that were there with the one before are gone too."""
-        if life < self._lives.get(other, 0):
-            raise ProtocolError(f"another has taken the place of worker {other} since")
-        self._lives[other] = life
-        for one in party_of(self.parties, other) & self.links.keys() - {other}:
-            if self._lives.get(one, 0) < life and not self.links[one].away:
-                with self.links[one].mending:
-                    self._part(one)
-
-    def _part(self, other: int) -> None:
-        """Give up a worker in whose place another comes, though it may be thought to be there."""
-        link = self.links[other]
-        self._addresses.pop(other, None)  # its door is gone
-        if self._porter is not None:
-            self._porter.drop(link)
-        link.fall("another takes its place", LOOSE)
-        if self._ears is not None:
-            self._give_up(other)
-        link.away = True
-
-    # Who connects.
-
-    def _meet(self, other: int) -> socket.socket | None:
-        """A first connection; none if another in its place has come here meanwhile."""
-
-        def check() -> None:
-            self._check()
-            if other in self.links:
-                raise _HasCome
-
-        kind = greeting.FIRST if other in self._first else greeting.AGAIN
-        try:
-            return self._connect(other, PATIENCE, kind, check)
-        except _HasCome:
-            return None
-
-    def _connect(
-        self, other: int, seconds: float, kind: int, check: Callable[[], None] = lambda: None
-    ) -> socket.socket:
-        address, until = self._addresses[other], time.monotonic() + seconds
-        pause, why = 0.02, ""
-        while (left := until - time.monotonic()) > 0 and not self._closed:
-            check()
-            sock = None
-            try:
-                sock = socket.create_connection(address, timeout=min(left, GREETING))
-                return self._introduce(other, sock, kind)
-            except (ProtocolError, OSError, EOFError) as error:
-                why = _told(error)
-                if sock is not None:
-                    sock.close()
-            threading.Event().wait(pause)
-            pause = min(0.5, 2 * pause)
-        raise RunError(
-            f"worker {self.names[other]} can't be reached at {address[0]}:{address[1]}: {why}",
-            "Its host must reach this one: look at its firewall, and at its own output.",
-        )
-
-    def _introduce(self, other: int, sock: socket.socket, kind: int) -> socket.socket:
-        ends, mine = (self.me, other, self.life), os.urandom(greeting.NONCE)
-        said = within(sock, greeting.HELLO.size, GREETING)
-        sock.sendall(greeting.claim(self._known, ends, said, mine, kind))
-        nonces = mine + greeting.nonce_of(said)
-        answer = within(sock, greeting.WELCOME.size, GREETING)
-        greeting.check_welcome(self._known, ends, nonces, answer)
-        if kind == greeting.AGAIN:
-            self.told[other] = within(sock, 8 * self.told_by.get(other, 0), GREETING)
-        return sock
+        self._loop.close()
 
 
-class _HasCome(Exception):
-    """Another has connected in the place of the one that was to be reached."""
-
-
-def _told(error: BaseException) -> str:
-    """Why somebody isn't reached or refused, in words."""
-    return str(error) if isinstance(error, (ProtocolError, RunError)) else why_of(error)
+def _send(sock: socket.socket, data: bytes) -> None:
+    """Send what always fits in a new connection's buffer."""
+    if sock.send(data) != len(data):
+        raise ConnectionResetError

@@ -1,47 +1,42 @@
-"""Sockets: how whole buffers are sent, and what is said when that fails."""
+"""Sockets: how whole buffers are sent, and how a failure is described."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import socket
 import struct
 import termios
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+Address = tuple[str, int]
 LOOPBACK = "127.0.0.1"
 MOST_VIEWS = 512  # arrays that go in one call
-# Bytes that are sent in one call: in a longer one the kernel hears of nothing that was read until
-# its end, so that who sends and who reads take turns (benchmarks/README.md).
+# Bytes that are sent in one call: during a longer one the kernel doesn't process what the other
+# side has read, so that sender and reader take turns (benchmarks/README.md).
 MOST_SENT = 512 << 10
 _ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 def listen(host: str = LOOPBACK) -> socket.socket:
     """A socket that workers of other hosts can connect to, at a free port."""
-    found = socket.create_server((host, 0), backlog=128, family=_family(host))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.create_server((host, 0), backlog=1024, family=family)
     found.set_inheritable(True)
     return found
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def within(sock: socket.socket, count: int, seconds: float) -> bytes:
-    """Exactly so many bytes, all of them within so many seconds."""
-    found, until = b"", time.monotonic() + seconds
-    while len(found) < count:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        some = sock.recv(count - len(found))  # no more than that: what follows is for others
-        if not some:
-            raise EOFError
-        found += some
-    return found
+def connecting(address: Address) -> socket.socket:
+    """A socket that connects in the background."""
+    family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.settimeout(0)
+    if (error := sock.connect_ex(where)) not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise OSError(error, os.strerror(error))
+    return sock
 
 
 def tuned(sock: socket.socket) -> socket.socket:
@@ -54,7 +49,7 @@ def tuned(sock: socket.socket) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
-    # Whoever sends or reads looks around now and then, should all have to stop.
+    # A blocking call returns now and then, to see whether the run is to stop.
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 200_000))
     return sock
@@ -63,9 +58,8 @@ def tuned(sock: socket.socket) -> socket.socket:
 def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> None:
     """Send all of these buffers of bytes, which have `left` bytes together."""
     while left:
-        some = views if left <= MOST_SENT else first(views, MOST_SENT)
         try:
-            sent = sock.sendmsg(some if len(some) <= MOST_VIEWS else some[:MOST_VIEWS])
+            sent = send_some(sock, views, left)
         except BlockingIOError:
             check()
             continue
@@ -74,8 +68,14 @@ def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[
             views = after(views, sent)
 
 
+def send_some(sock: socket.socket, views: list[Any], left: int, flags: int = 0) -> int:
+    """Send what one call may send of these buffers; how many bytes that was."""
+    some = views if left <= MOST_SENT else first(views, MOST_SENT)
+    return sock.sendmsg(some if len(some) <= MOST_VIEWS else some[:MOST_VIEWS], (), flags)
+
+
 def first(views: Sequence[Any], count: int) -> list[Any]:
-    """As much of buffers of bytes as makes so many, or all."""
+    """The first `count` bytes of buffers of bytes, or all."""
     found: list[Any] = []
     for view in views:
         found.append(view if len(view) <= count else memoryview(view)[:count])
@@ -86,7 +86,7 @@ def first(views: Sequence[Any], count: int) -> list[Any]:
 
 
 def after(views: Sequence[Any], done: int) -> list[Any]:
-    """What is left of buffers of bytes when so many of them are done with."""
+    """Buffers of bytes without their first `done` bytes."""
     for i, view in enumerate(views):
         if done < len(view):
             return [memoryview(view)[done:], *views[i + 1 :]]
@@ -102,10 +102,10 @@ def is_delivered(sock: socket.socket) -> bool:
 
 
 def why_of(error: BaseException) -> str:
-    """What became of a connection, in words."""
+    """Why a connection ended, in words."""
     match error:
         case EOFError():
-            return "it ended without a word"
+            return "the other side closed it"
         case ConnectionResetError() | BrokenPipeError():
             return "it was cut off"
         case TimeoutError():

@@ -1,69 +1,111 @@
 """Channels between hosts: each worker has its own ring, and messages go straight into it.
 
 A worker's ring is laid out as in shared memory, rows by reader, so what comes from many writers
-lies as its reader wants it. Counts are kept by each worker and told to those they concern: what
-was put comes with the message, what was taken makes room for the next.
+lies as its reader wants it. Each worker keeps the counts and sends changes to those they concern:
+what was put comes with the message, what was taken makes room for the next.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from shoal.planning.policy import Latest, Queue, takes_some
-from shoal.runtime.channels.channel import ChannelState, Message, Receive, Taken
-from shoal.runtime.channels.shm import ShmChannel, Target
-from shoal.runtime.net import framing as frames
-from shoal.runtime.net.admission import Asking, Granting
-from shoal.runtime.net.codec import Sent, total
-from shoal.runtime.net.connections import Connections
-from shoal.runtime.net.framing import ASK, COUNT, DATA, GRANT, TAKEN, Frame, Key
-from shoal.runtime.net.outbound import Outbound, Room, SendBuffer, parcel_of
-from shoal.runtime.net.remote_channels import View
+from shoal.runtime.channels.channel import ChannelState, Message, Receive, Taken, Waker, take_back
+from shoal.runtime.channels.shared_memory import Memory
+from shoal.runtime.channels.shm import ShmChannel
+from shoal.runtime.net.codec import Landing, SendBuffer, Sent, codec_of, total
+from shoal.runtime.net.connections import Connections, Membership
+from shoal.runtime.net.wire import (
+    ASK,
+    COUNT,
+    DATA,
+    GRANT,
+    TAKEN,
+    Frame,
+    Incoming,
+    Key,
+    ProtocolError,
+)
+from shoal.runtime.net.wiring import RemoteChannels, View
+
+Lose = Callable[[int, int], None]  # a worker, and how many of its turns are lost
+
+
+class Outbound:
+    """The messages of one end to one other worker."""
+
+    def __init__(self, worker: int, key: Key, channel: TcpChannel, buffer: SendBuffer) -> None:
+        self.worker, self._key, self._channel, self._buffer = worker, key, channel, buffer
+        self.sent = Sent()
+
+    def send(self, message: Message, number: int, version: int) -> None:
+        """Send a message."""
+        self._buffer.put(message, number, version)
+        self._send()
+        count, plain, packed = self.sent
+        packed += self._buffer.newest.length
+        self.sent = Sent(count + 1, plain + self._buffer.plain, packed)
+
+    def _send(self) -> None:
+        found = self._buffer.newest
+        frame = Frame(*self._key, found.number, found.version, found.length)
+        link = self._channel.links.links[self.worker]
+        link.send(frame, found, newest=self._channel.is_news)
+
+    def keep(self) -> None:
+        """Once a message was sent to all, keep it until it was acknowledged."""
+        self._buffer.keep()
+        self._channel.links.links[self.worker].kept()
+
+    def send_newest(self) -> None:
+        """Send the newest message once more, if there is any, to who takes another's place."""
+        if self._buffer.newest.number >= 0:
+            self._send()
 
 
 class TcpChannel:
     """A channel whose ends are in different workers, as one of them sees it."""
 
     def __init__(self, ring: ShmChannel, view: View, links: Connections) -> None:
-        self._ring, self._view, self._links = ring, view, links
+        self._ring, self.view, self.links = ring, view, links
         self.turnstile: ChannelState = ring.turnstile
-        self._sheet, self._gate, me = view.sheet, view.sheet.gate, links.me
-        self._is_news = isinstance(self._gate.flow, Latest)
+        self._spec, self._gate, me = view.sheet, view.sheet.gate, links.me
+        self.is_news = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
-        # A long queue needn't hear of every message that was taken, as long as it has room left.
+        # A long queue needn't know of every message that was taken, as long as it has room left.
         is_long = isinstance(self._gate.flow, Queue) and not self._is_some
         self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
         self.lock = threading.Lock()  # held while a message moves, and while somebody joins late
-        self._shelves: dict[Any, SendBuffer] = {}
-        self._ways = {w: list(self._ways_from(w)) for w in mine}
-        self._held = {w: [s for (e, _), s in self._shelves.items() if e == w] for w in mine}
+        self._buffers: dict[Any, SendBuffer] = {}
+        self._outbound = {w: list(self._outbound_of(w)) for w in mine}
         self._is_near = {w: bool(view.taking(w, me)) for w in mine}
-        self._rooms: dict[int, list[Room]] = {}
+        self._landings: dict[int, list[Landing]] = {}
         self._admission = self._make_admission(mine)
 
-    def _ways_from(self, writer: int) -> Iterator[Outbound]:
-        view = self._view
-        for other in sorted({view.readers[r] for r in self._gate.readers.get(writer, ())}):
-            if other != self._links.me:
-                parts = self._ring.rooms(writer, 0, view.taking(writer, other))
-                link, key = self._links.links[other], (DATA, view.number, writer)
-                way = Outbound(other, key, link.send, self._shelf(writer, parts))
-                link.keep(key, way)
-                yield way
+    def _outbound_of(self, writer: int) -> Iterator[Outbound]:
+        for other in sorted({self.view.readers[r] for r in self._gate.readers.get(writer, ())}):
+            if other != self.links.me:
+                key = DATA, self.view.number, writer
+                yield Outbound(other, key, self, self._buffer(writer, other))
 
-    def _shelf(self, writer: int, parts: list[Target]) -> SendBuffer:
+    def _buffer(self, writer: int, other: int) -> SendBuffer:
         """Where an end's messages are packed; once for all workers that get the same of them."""
-        same = writer, repr([(room.shape, name, rows) for room, name, _, rows in parts])
-        if same not in self._shelves:
-            slots = 1 if self._is_news else self._ring.slots
-            self._shelves[same] = SendBuffer(parts, self._sheet.packing, slots, self.lock)
-        return self._shelves[same]
+        parts = self._ring.rooms(writer, 0, self.view.taking(writer, other))
+        same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
+        if same not in self._buffers:
+            slots = 0 if self.is_news else self._ring.slots
+            self._buffers[same] = SendBuffer(parts, self._spec.packing, slots)
+        return self._buffers[same]
 
     def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
-        if not (self._is_news and self._gate.admits):
+        if not (self.is_news and self._gate.admits):
             return None
         if mine:
             return Granting(self)
@@ -71,40 +113,27 @@ class TcpChannel:
         self.turnstile.admit = asking.may_begin
         return asking
 
-    def tell(self, worker: int, frame: Frame) -> None:
+    def send(self, worker: int, frame: Frame) -> None:
         """Send a frame without a body to another worker."""
-        self._links.links[worker].send(frame)
-
-    @property
-    def is_news(self) -> bool:
-        """Whether only the newest message counts."""
-        return self._is_news
-
-    @property
-    def view(self) -> View:
-        """Who holds which end."""
-        return self._view
+        self.links.links[worker].send(frame)
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Send a message to those workers that have a reader of it."""
         with self.lock:
-            self._put(end, message, version)
-
-    def _put(self, end: int, message: Message, version: int) -> None:
-        number = self.turnstile.counts.puts[end]
-        for way in self._ways[end]:
-            way.send(message, number, version)
-        for shelf in self._held[end]:
-            shelf.keep()
-        if self._is_near[end]:
-            self._ring.put(end, message, version)
-        else:
-            self.turnstile.did_put(end)
-        if self._is_news:
-            for other in self._view.beside(end) - {self._links.me}:
-                self.tell(other, Frame(COUNT, self._view.number, end, number))
-            if isinstance(self._admission, Granting):
-                self._admission.grant()
+            number = self.turnstile.counts.puts[end]
+            for outbound in self._outbound[end]:
+                outbound.send(message, number, version)
+            for outbound in self._outbound[end]:
+                outbound.keep()
+            if self._is_near[end]:
+                self._ring.put(end, message, version)
+            else:
+                self.turnstile.did_put(end)
+            if self.is_news:
+                for other in self.view.beside(end) - {self.links.me}:
+                    self.send(other, Frame(COUNT, self.view.number, end, number))
+                if isinstance(self._admission, Granting):
+                    self._admission.grant()
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """The next message, looked at where it came to lie; then there is room for another."""
@@ -114,89 +143,90 @@ class TcpChannel:
             seen[:] = turns
             return receive(message, turns)
 
-        if self._is_news:
+        if self.is_news:
             return self._ring.take(end, tick, receive)
         with self.lock:
             taken = self._ring.take(end, tick, look)
-            self._tell_taken(end, seen)
+            self._send_taken(end, seen)
         return taken
 
-    def _tell_taken(self, end: int, turns: list[tuple[int, int]]) -> None:
-        number, writers, me = self._view.number, self._view.writers, self._links.me
+    def _send_taken(self, end: int, turns: list[tuple[int, int]]) -> None:
+        number, writers, me = self.view.number, self.view.writers, self.links.me
         if self._is_some:
             for w, n in turns:
                 if writers[w] != me:
-                    self.tell(writers[w], Frame(TAKEN, number, w, n))
+                    self.send(writers[w], Frame(TAKEN, number, w, n))
             return
         latest = turns[0][1]
         if (latest + 1) % self._together == 0:
             for other in {writers[w] for w, _ in turns} - {me}:
-                self.tell(other, Frame(TAKEN, number, end, latest // self._together))
+                self.send(other, Frame(TAKEN, number, end, latest // self._together))
 
     @property
     def sent(self) -> Sent:
         """What this worker has sent on it."""
-        ways = [way for ways in self._ways.values() for way in ways]
-        return total(way.sent for way in ways)
+        return total(out.sent for every in self._outbound.values() for out in every)
 
     # What others send.
 
     def room(self, frame: Frame) -> list[Any]:
         """Where a message's arrays are to be read to."""
-        slots = self._rooms.get(frame.end) or self._make_rooms(frame.end)
-        if self._is_news:
+        slots = self._landings.get(frame.end) or self._make_landings(frame.end)
+        if self.is_news:
             self._ring.begin_landing(frame.end, frame.number)
         return slots[frame.number % len(slots)].views(frame.length)
 
-    def _make_rooms(self, writer: int) -> list[Room]:
-        readers = self._view.taking(writer, self._links.me)
-        how = self._sheet.packing
-        found = [Room(self._ring.rooms(writer, s, readers), how) for s in range(self._ring.slots)]
-        self._rooms[writer] = found
+    def _make_landings(self, writer: int) -> list[Landing]:
+        readers, packing = self.view.taking(writer, self.links.me), self._spec.packing
+        slots = range(self._ring.slots)
+        found = [Landing(self._ring.rooms(writer, slot, readers), packing) for slot in slots]
+        self._landings[writer] = found
         return found
 
     def arrived(self, frame: Frame) -> None:
-        """Count what another worker told, and wake who waited for it."""
-        stile, end = self.turnstile, frame.end
-        match frame.kind:
-            case frames.DATA:
-                slots = self._rooms[end]
-                slots[frame.number % len(slots)].settle(frame.length)
-                stile.counts.puts[end] = frame.number  # news may have been left out
-                self._ring.end_landing(end, frame.number, frame.stamp)
-            case frames.TAKEN:
-                stile.counts.takes[end] = (frame.number + 1) * self._together
-                for bell in stile.writers[0 if self._is_some else end] if stile.writers else ():
-                    bell.ring()
-            case frames.COUNT:
-                # Where the message comes too, it is counted with that.
-                if not self._view.taking(end, self._links.me):
-                    stile.counts.puts[end] = frame.number
-                    stile.did_put(end)
-            case _:
-                assert self._admission is not None
-                self._admission.hear(frame)
+        """Count what another worker sent, and wake who waited for it."""
+        state, end = self.turnstile, frame.end
+        if frame.kind == DATA:
+            slots = self._landings[end]
+            slots[frame.number % len(slots)].settle(frame.length)
+            state.counts.puts[end] = frame.number  # of news, some may have been left out
+            self._ring.end_landing(end, frame.number, frame.stamp)
+        elif frame.kind == TAKEN:
+            taken = (frame.number + 1) * self._together
+            sources = (end,) if self._is_some else self._gate.sources[end]
+            # A message may be taken before its sender has counted it.
+            if taken > max(state.counts.puts[w] for w in sources) + 1:
+                raise ProtocolError(f"that {taken} messages were taken, which were not sent")
+            state.counts.takes[end] = taken
+            for waker in state.writers[0 if self._is_some else end] if state.writers else ():
+                waker.ring()
+        elif frame.kind == COUNT:
+            # Where the message comes too, it is counted with that.
+            if not self.view.taking(end, self.links.me):
+                state.counts.puts[end] = frame.number
+                state.did_put(end)
+        else:
+            assert self._admission is not None
+            self._admission.arrived(frame)
 
-    # Who joins late, in the place of one that is gone.
+    # Workers that join late, in the place of one that is gone.
 
     def told(self, other: int) -> list[int]:
-        """What a worker that joins late is told of this channel."""
+        """The counts of this channel that a worker which joins late is told."""
         counts = self.turnstile.counts
         kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "news": counts.puts}
         if counts.ledger is not None:
             kinds["begun"] = counts.ledger.begun
-        return [kinds[what][end] for what, end in self._view.told(self._links.me, other)]
+        return [kinds[what][end] for what, end in self.view.told(self.links.me, other)]
 
     def adopt(self, other: int, words: Iterator[int]) -> None:
         """Go on where one that is gone had been, as another worker has told."""
         counts = self.turnstile.counts
-        for what, end in self._view.told(other, self._links.me):
+        for what, end in self.view.told(other, self.links.me):
             word = next(words)
             match what:
                 case "puts":
                     counts.puts[end] = word
-                    for way in self._ways[end]:
-                        way.count = word
                 case "takes":
                     counts.takes[end] = word
                 case "news":
@@ -205,13 +235,13 @@ class TcpChannel:
                     assert counts.ledger is not None
                     assert isinstance(self._admission, Asking)
                     counts.ledger.begun[end] = word
-                    self._admission.go_on(end, word)
+                    self._admission.resume(end, word)
 
     def send_newest(self, other: int) -> None:
         """Send the newest again, to a worker that joins late."""
-        for way in (way for ways in self._ways.values() for way in ways):
-            if self._is_news and way.worker == other:
-                way.send_newest()
+        for outbound in (out for every in self._outbound.values() for out in every):
+            if self.is_news and outbound.worker == other:
+                outbound.send_newest()
 
     def due(self, other: int) -> Iterator[tuple[Key, int]]:
         """Of what another worker may send, the number of the next."""
@@ -220,29 +250,200 @@ class TcpChannel:
             if kind in (ASK, GRANT):
                 assert counts.ledger is not None
                 yield (kind, channel, end), counts.ledger.begun[end]
-            elif kind in (DATA, TAKEN):
-                yield (kind, channel, end), (counts.puts if kind == DATA else counts.takes)[end]
+            elif kind == DATA:
+                yield (kind, channel, end), counts.puts[end]
+            elif kind == TAKEN:
+                yield (kind, channel, end), counts.takes[end] // self._together
 
     def forget(self, other: int) -> None:
         """Grant nothing that a worker that is gone had asked for."""
         if isinstance(self._admission, Granting):
-            self._admission.forget({r for r, w in enumerate(self._view.readers) if w == other})
+            self._admission.forget(set(self.view.read_by.get(other, ())))
 
     def bodies(self, other: int) -> Iterator[tuple[Key, tuple[int, int]]]:
         """What another worker may send, and how long it is."""
-        view, me = self._view, self._links.me
-        for writer, worker in enumerate(view.writers):
-            readers = view.taking(writer, me)
-            if worker == other and readers:
-                rooms = self._ring.rooms(writer, 0, readers)
-                yield (DATA, view.number, writer), parcel_of(rooms, self._sheet.packing).bounds
-            if worker == other and me in view.beside(writer):
+        view, me = self.view, self.links.me
+        for writer in view.written_by.get(other, ()):
+            if readers := view.taking(writer, me):
+                parts = self._ring.rooms(writer, 0, readers)
+                yield (DATA, view.number, writer), codec_of(parts, self._spec.packing).bounds
+            if me in view.beside(writer):
                 yield (COUNT, view.number, writer), (0, 0)
-            if worker == me:
-                for reader in view.taking(writer, other):
-                    end = writer if self._is_some else reader
-                    yield (TAKEN, view.number, end), (0, 0)
+        for writer in view.written_by.get(me, ()):
+            for reader in view.taking(writer, other):
+                end = writer if self._is_some else reader
+                yield (TAKEN, view.number, end), (0, 0)
         if self._admission is not None:
             kind, asks = (ASK, other) if isinstance(self._admission, Granting) else (GRANT, me)
-            ends = [end for end, worker in enumerate(view.readers) if worker == asks]
-            yield from (((kind, view.number, end), (0, 0)) for end in ends)
+            yield from (((kind, view.number, e), (0, 0)) for e in view.read_by.get(asks, ()))
+
+
+class Asking:
+    """Asks the writer, which keeps the ledger, before an asynchronous reader begins a turn."""
+
+    def __init__(self, channel: TcpChannel) -> None:
+        self._channel = channel
+        count = len(channel.view.readers)
+        self._asked, self._granted, self._least = ([0] * count for _ in range(3))
+
+    def may_begin(self, end: int) -> bool:
+        """Whether a turn was granted and the message it starts from is here; asks if not."""
+        channel, state = self._channel, self._channel.turnstile
+        ledger = state.counts.ledger
+        assert ledger is not None
+        begun = ledger.begun[end]
+        if self._granted[end] > begun:
+            return state.newest(end) >= self._least[end]
+        if self._asked[end] == begun:
+            self._asked[end] += 1
+            source = state.sheet.gate.sources[end][0]
+            ask = Frame(ASK, channel.view.number, end, begun)
+            channel.send(channel.view.writers[source], ask)
+        return False
+
+    def resume(self, end: int, begun: int) -> None:
+        """Go on after `begun` turns that were asked for and granted before."""
+        self._asked[end] = self._granted[end] = begun
+
+    def arrived(self, frame: Frame) -> None:
+        """A turn was granted, from a version."""
+        self._least[frame.end] = frame.stamp
+        self._granted[frame.end] = frame.number + 1
+        state = self._channel.turnstile
+        for source in state.sheet.gate.sources[frame.end]:
+            for waker in state.readers[source] if state.readers else ():
+                waker.ring()
+
+
+class Granting:
+    """The writer that asynchronous readers elsewhere take news from: it keeps their ledger."""
+
+    def __init__(self, channel: TcpChannel) -> None:
+        self._channel = channel
+        self._asks: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def forget(self, ends: set[int]) -> None:
+        """Nobody waits at these ends any more; what they asked for isn't granted later."""
+        with self._lock:
+            for end in ends & self._asks.keys():
+                del self._asks[end]
+
+    def arrived(self, frame: Frame) -> None:
+        """A reader wants to begin its next turn."""
+        with self._lock:
+            self._asks[frame.end] = frame.number
+        self.grant()
+
+    def grant(self) -> None:
+        """Let those begin that may."""
+        channel, state = self._channel, self._channel.turnstile
+        with self._lock:
+            for end, number in list(self._asks.items()):
+                if state.may_take(end, 0):
+                    del self._asks[end]
+                    frame = Frame(GRANT, channel.view.number, end, number, state.begin(end))
+                    channel.send(channel.view.readers[end], frame)
+
+
+class _Handler:
+    """Hands what comes to the channel that it is for, and lets other workers come and go."""
+
+    def __init__(self, channels: Sequence[TcpChannel], remote: RemoteChannels, lose: Lose) -> None:
+        self._channels, self._remote, self._lose = channels, remote, lose
+
+    def room(self, frame: Frame) -> list[Any]:
+        """Buffers for a frame's body."""
+        return self._channels[frame.channel].room(frame)
+
+    def arrived(self, frame: Frame) -> None:
+        """A frame has come whole."""
+        self._channels[frame.channel].arrived(frame)
+
+    def gone(self, other: int) -> None:
+        """Take back what a worker that is gone had in flight, and those that restart with it."""
+        for channel in self._channels:
+            channel.forget(other)
+        group, ends = self._remote.group(other), defaultdict[int, set[str]](set)
+        for fragment, at in self._remote.ends.items():
+            for end, worker in enumerate(at):
+                if worker in group:
+                    ends[end].add(fragment)
+        states = [channel.turnstile for channel in self._channels]
+        self._lose(other, sum(take_back(states, found, end) for end, found in ends.items()))
+
+    def replaced(self, other: int, let_in: Callable[[bytes], None]) -> Incoming:
+        """Let another take the place of one that is gone; what may come from it."""
+        with ExitStack() as still:
+            for channel in self._channels:
+                still.enter_context(channel.lock)
+            words = [word for channel in self._channels for word in channel.told(other)]
+            let_in(struct.pack(f"<{len(words)}Q", *words))
+            for channel in self._channels:
+                channel.send_newest(other)
+            return incoming(self._channels, other, is_late=True)
+
+
+def incoming(channels: Sequence[TcpChannel], other: int, *, is_late: bool = False) -> Incoming:
+    """What another worker may send; if one of the two joins late, from where the channels are."""
+    bodies = {key: bounds for channel in channels for key, bounds in channel.bodies(other)}
+    newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_news]
+    due = {key: n for channel in channels for key, n in channel.due(other)} if is_late else {}
+    return Incoming(bodies, newest, due)
+
+
+def join_channels(
+    remote: RemoteChannels,
+    me: int,
+    listener: socket.socket | None,
+    check: Callable[[], None],
+    lose: Lose,
+    wakers: Mapping[str, Sequence[Waker]],
+) -> tuple[Connections, dict[str, TcpChannel]]:
+    """Connect worker `me` with the others, and open its channels: all that a worker has to do.
+
+    Others reach it at `listener`, whose address `remote` has; a worker that takes the place of one
+    that is gone reaches them, and only those reach it that restart with it. `check` raises if all
+    is to stop, `lose` is called with turns that were lost with another worker. `wakers` are those
+    of every end, by fragment; those of ends elsewhere do nothing.
+    """
+    membership = Membership(remote.groups, remote.rejoin, remote.incarnation, remote.told(me))
+    links = Connections(me, remote.names, remote.known, check, membership=membership)
+    if listener is not None and not remote.incarnation:
+        links.expect(remote.others(me) & remote.absent)
+    links.join(listener, remote.others(me) - links.links.keys(), remote.addresses)
+
+    def wake() -> None:
+        for one in {id(waker): waker for of in wakers.values() for waker in of}.values():
+            one.ring()
+
+    channels = open_channels(remote, links, wake, lose=lose)
+    for channel in channels.values():
+        gate = channel.turnstile.sheet.gate
+        channel.turnstile.hear(wakers[gate.reader], wakers[gate.writer])
+    return links, channels
+
+
+def open_channels(
+    remote: RemoteChannels,
+    links: Connections,
+    wake: Callable[[], None] = lambda: None,
+    memory: Memory | None = None,
+    lose: Lose = lambda other, turns: None,
+) -> dict[str, TcpChannel]:
+    """The channels between hosts, as this worker sees them; it is connected already.
+
+    `wake` is called when a connection is gone; `memory` is where messages are to lie.
+    """
+    rings = remote.rings.open(memory or Memory.own(remote.size))
+    every = [
+        TcpChannel(ring, view, links)
+        for ring, view in zip(rings.values(), remote.views(), strict=True)
+    ]
+    for other, told in links.told.items():
+        words = iter(struct.unpack(f"<{len(told) // 8}Q", told))
+        for channel in every:
+            channel.adopt(other, words)
+    expected = {o: incoming(every, o, is_late=o in links.told) for o in links.links}
+    links.read(expected, _Handler(every, remote, lose), wake)
+    return dict(zip(rings, every, strict=True))

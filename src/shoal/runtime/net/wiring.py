@@ -1,22 +1,24 @@
-"""Which channels stay on a host and which go between hosts, from where workers are."""
+"""Channels between hosts as plain data: which they are, and who has their ends at which address."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shoal.errors import PlaceError
 from shoal.planning.channel_specs import ChannelSpec
-from shoal.planning.policy import takes_some
+from shoal.planning.policy import Latest, takes_some
+from shoal.planning.restart_groups import party_of
 from shoal.runtime.channels.shared_memory import Room
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.net.codec import check_packing
-from shoal.runtime.net.connections import REJOIN, Address
-from shoal.runtime.net.handshake import TOKEN
-from shoal.runtime.net.remote_channels import RemoteChannels
+from shoal.runtime.net.connections import REJOIN_TIMEOUT_S
+from shoal.runtime.net.sockets import Address
+from shoal.runtime.net.wire import TOKEN, Credentials, digest
 
-Sheets = Mapping[str, ChannelSpec]
+Specs = Mapping[str, ChannelSpec]
 
 
 @dataclass(frozen=True)
@@ -34,31 +36,31 @@ class WorkerMap:
 
 
 def divide(
-    sheets: Sheets, crowd: WorkerMap, roaming: Collection[str] = ()
+    specs: Specs, workers: WorkerMap, roaming: Collection[str] = ()
 ) -> tuple[dict[str, ChannelSpec], dict[str, ChannelSpec]]:
     """The channels in shared memory, and those between hosts.
 
     Those that free fragments turn by are counted in one ledger, so they stay together. Of roaming
     fragments it isn't known yet on which hosts they will be.
     """
-    free = {n for n, s in sheets.items() if takes_some(s.gate.flow) or s.gate.admits}
+    free = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
     far = {
-        name for name, sheet in sheets.items()
-        if len(crowd.hosts_of(sheet)) > 1 or {sheet.gate.writer, sheet.gate.reader} & set(roaming)
+        name for name, sheet in specs.items()
+        if len(workers.hosts_of(sheet)) > 1 or {sheet.gate.writer, sheet.gate.reader} & set(roaming)
     }  # fmt: skip
     if far & free:
         far |= free
-        _check_ledger({n: sheets[n] for n in free}, crowd)
-    near = {name: sheet for name, sheet in sheets.items() if name not in far}
-    return near, {name: sheet for name, sheet in sheets.items() if name in far}
+        _check_ledger({n: specs[n] for n in free}, workers)
+    near = {name: sheet for name, sheet in specs.items() if name not in far}
+    return near, {name: sheet for name, sheet in specs.items() if name in far}
 
 
-def _check_ledger(free: Sheets, crowd: WorkerMap) -> None:
+def _check_ledger(free: Specs, workers: WorkerMap) -> None:
     """Who takes the first to come and who sends news must be one worker: it keeps the ledger."""
     queues = [s.gate for s in free.values() if takes_some(s.gate.flow)]
     news = [s.gate for s in free.values() if not takes_some(s.gate.flow)]
-    takers = {crowd.ends[gate.reader][0] for gate in queues}
-    senders = {w for gate in news for w in crowd.ends[gate.writer]}
+    takers = {workers.ends[gate.reader][0] for gate in queues}
+    senders = {w for gate in news for w in workers.ends[gate.writer]}
     if not senders <= takers:
         raise PlaceError(
             f"fragment `{queues[0].reader}` takes what comes first and `{news[0].writer}` sends "
@@ -67,16 +69,16 @@ def _check_ledger(free: Sheets, crowd: WorkerMap) -> None:
         )
 
 
-def make_lines(
-    far: Sheets,
-    crowd: WorkerMap,
+def make_remote_channels(
+    far: Specs,
+    workers: WorkerMap,
     addresses: Sequence[Address],
-    parties: tuple[frozenset[int], ...],
+    groups: tuple[frozenset[int], ...],
     absent: frozenset[int],
 ) -> RemoteChannels | None:
     """The channels between hosts, with a token of their own; None if there are none.
 
-    Others may take the place of workers, of each of these parties together; absent ones come
+    Others may take the places of the workers of each of these groups together; absent ones come
     later, if at all.
     """
     if not far:
@@ -85,8 +87,132 @@ def make_lines(
         check_packing(sheet.packing)
     room = Room()
     rings = Rings.plan(far, room)
-    token, at = os.urandom(TOKEN), tuple(addresses)
-    rejoin = float(os.environ.get("SHOAL_REJOIN", REJOIN))
     return RemoteChannels(
-        rings, room.size, crowd.ends, crowd.names, at, token, parties, absent, rejoin
-    )
+        rings, room.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
+        groups, absent,
+        rejoin=float(os.environ.get("SHOAL_REJOIN", REJOIN_TIMEOUT_S)),
+        signed=os.environ.get("SHOAL_NET_MAC", "0") not in ("", "0"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RemoteChannels:
+    """All channels between hosts, as plain data: who holds which end, and where to reach them."""
+
+    rings: Rings
+    size: int
+    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
+    names: tuple[str, ...]  # of workers, as errors say them
+    addresses: tuple[Address, ...]
+    token: bytes
+    groups: tuple[frozenset[int], ...] = ()  # workers whose places others may take, together
+    absent: frozenset[int] = frozenset()  # those of them that aren't there at first
+    rejoin: float = REJOIN_TIMEOUT_S  # seconds in which a broken connection has to be made again
+    incarnation: int = 0  # how many times this worker's place had been taken before
+    signed: bool = False  # whether frames carry a MAC
+
+    def __repr__(self) -> str:
+        return (
+            f"RemoteChannels({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
+        )
+
+    @property
+    def known(self) -> Credentials:
+        """What both sides of a connection must agree on."""
+        specs = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
+        layout = digest("\n".join([*specs, repr(sorted(self.ends.items()))]))
+        return Credentials(self.token, layout, self.signed)
+
+    def views(self) -> Iterator[View]:
+        """Every channel."""
+        for number, ring in enumerate(self.rings.rings.values()):
+            gate = ring.sheet.gate
+            yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
+
+    def others(self, me: int) -> frozenset[int]:
+        """The workers that one worker is connected with."""
+        return frozenset[int]().union(*(view.others(me) for view in self.views()))
+
+    def group(self, worker: int) -> frozenset[int]:
+        """The workers that restart together with one, itself too."""
+        return party_of(self.groups, worker)
+
+    def for_incarnation(self, incarnation: int, addresses: Mapping[int, Address]) -> RemoteChannels:
+        """The same for a worker that takes another's place, with the addresses of its group."""
+        at = tuple(addresses.get(worker, known) for worker, known in enumerate(self.addresses))
+        return replace(self, incarnation=incarnation, addresses=at)
+
+    def told(self, me: int) -> dict[int, int]:
+        """For each worker that one of the two may join late, how many counts it is told then."""
+        sizes, loose = dict[int, int](), frozenset[int]().union(*self.groups)
+        if not loose:
+            return sizes
+        views = list(self.views())
+        for other in self.others(me) - self.group(me):
+            keeper, joiner = (other, me) if me in loose else (me, other)
+            if joiner in loose:
+                sizes[other] = sum(len(view.told(keeper, joiner)) for view in views)
+        return sizes
+
+
+@dataclass(frozen=True)
+class View:
+    """A channel's number and spec, and which worker holds each end."""
+
+    number: int
+    sheet: ChannelSpec
+    writers: tuple[int, ...]
+    readers: tuple[int, ...]
+
+    @cached_property
+    def written_by(self) -> Mapping[int, Sequence[int]]:
+        """The writer's ends that each worker holds."""
+        return _ends_of(self.writers)
+
+    @cached_property
+    def read_by(self) -> Mapping[int, Sequence[int]]:
+        """The reader's ends that each worker holds."""
+        return _ends_of(self.readers)
+
+    @cached_property
+    def _readers(self) -> Mapping[int, frozenset[int]]:
+        return {w: frozenset(readers) for w, readers in self.sheet.gate.readers.items()}
+
+    def others(self, worker: int) -> set[int]:
+        """The workers that one worker exchanges frames with."""
+        gate, found = self.sheet.gate, set[int]()
+        for writer in self.written_by.get(worker, ()):
+            found |= {self.readers[r] for r in gate.readers.get(writer, ())} | self.beside(writer)
+        for reader in self.read_by.get(worker, ()):
+            found |= {self.writers[w] for w in gate.sources[reader]}
+        return found - {worker}
+
+    def beside(self, writer: int) -> set[int]:
+        """Workers whose ends may not fall far behind this writer's, because one reads both."""
+        gate = self.sheet.gate
+        if not isinstance(gate.flow, Latest):
+            return set()
+        return {self.writers[w] for w in gate.beside.get(writer, ())}
+
+    def told(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
+        """The counts that a worker which joins late has to be told, and the end of each."""
+        gate = self.sheet.gate
+        mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
+        news = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
+        found = [(what, w) for w in mine for what in ("puts", "takes")]
+        found += [("news", w) for w in news]
+        if gate.admits and isinstance(gate.flow, Latest) and news:
+            found += [("begun", r) for r in self.read_by.get(joiner, ())]
+        return found
+
+    def taking(self, writer: int, worker: int) -> tuple[int, ...]:
+        """The ends of a worker that take from a writer's end."""
+        readers = self._readers.get(writer, frozenset())
+        return tuple(r for r in self.read_by.get(worker, ()) if r in readers)
+
+
+def _ends_of(workers: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    found: dict[int, list[int]] = {}
+    for end, worker in enumerate(workers):
+        found.setdefault(worker, []).append(end)
+    return found

@@ -1,0 +1,56 @@
+"""What an inbox makes of bytes that come in pieces, without a socket."""
+
+from shoal.runtime.net.connection import Inbox
+from shoal.runtime.net.wire import ProtocolError
+
+
+class Pieces:
+    """A socket on which bytes come in pieces of given sizes."""
+
+    def __init__(self, data, sizes):
+        self.rest, self._sizes = memoryview(data), sizes
+
+    def recvmsg_into(self, views, ancillary, flags):
+        """Fill these buffers with the next piece, or as much as there is room for."""
+        done, most = 0, next(self._sizes)
+        for view in views:
+            into = memoryview(view)
+            some = self.rest[: min(len(into), most - done)]
+            into[: len(some)] = some
+            self.rest, done = self.rest[len(some) :], done + len(some)
+        return done, [], 0, None
+
+
+class Heard:
+    """Keeps the frames that came, with their bodies."""
+
+    def __init__(self):
+        self.frames, self._body = [], bytearray()
+
+    def room(self, frame):
+        self._body = bytearray(frame.length)
+        half = frame.length // 2  # in two pieces, as arrays are
+        return [memoryview(self._body)[:half], memoryview(self._body)[half:]][half == 0 :]
+
+    def arrived(self, frame):
+        self.frames.append((frame, bytes(self._body[: frame.length])))
+
+
+def read(data, incoming, sizes, signing=None):
+    """The frames with their bodies that come of these bytes, and why the rest is refused, if so."""
+    heard = Heard()
+    inbox = Inbox(incoming, heard)
+    inbox.signing = signing
+    sock = Pieces(data, sizes)
+    try:
+        while sock.rest:
+            inbox.read(sock)
+    except ProtocolError as error:
+        return heard.frames, str(error)
+    return heard.frames, ""
+
+
+def sent(talk, first=1):
+    """Frames with their bodies, as bytes."""
+    numbered = enumerate(talk, first)
+    return b"".join(frame.pack(number) + body for number, (frame, body) in numbered)
