@@ -82,6 +82,24 @@ class LearntInTick(Loop):
         return {"x": x, "keys": keys, "w": state["w"] - 0.1 * shoal.mean(slope)}, {}
 
 
+class FromShared(Loop):
+    """A scan that carries rows, which begin as what all share."""
+
+    def tick(self, env, state):
+        def turn(carry, _):
+            keys, x = act(carry[0], carry[1], w=state["w"])
+            return (keys, x - score(x, state["x"])[:, None] * 0.1), x
+
+        first = state["keys"], jnp.broadcast_to(jnp.sin(state["w"]), state["x"].shape)
+        (keys, x), seen = lax.scan(turn, first, None, length=3)
+        w = shoal.stage(self.learn, name="learn")(state["w"], seen)
+        return {"x": x, "keys": keys, "w": w}, {}
+
+    @staticmethod
+    def learn(w, seen):
+        return w - 0.1 * shoal.mean(jnp.mean(seen, axis=(0, 1)))
+
+
 def plan_of(loop, policy):
     return shoal.plan(shoal.trace(loop, envs=ENVS), policy, cluster(2))
 
@@ -94,6 +112,8 @@ def plan_of(loop, policy):
         (Ranks(), shoal.decoupled(2, 2, 2)),
         (Scaled(), shoal.single_learner_coarse(2)),
         (LearntInTick(), shoal.multi_learner(2)),
+        (FromShared(), shoal.single_learner_fine(4)),
+        (FromShared(), shoal.decoupled(2, 2, 2)),
     ],
     ids=lambda x: getattr(x, "name", type(x).__name__),
 )

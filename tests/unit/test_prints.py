@@ -72,7 +72,7 @@ def test_the_plan_of_impala_prints(golden):
     from shoal.algorithms import IMPALA
     from shoal.envs import make
 
-    graph = shoal.trace(IMPALA(steps=16), make("CartPole-v1"), envs=8)
+    graph = shoal.trace(IMPALA(num_steps=16), make("CartPole-v1"), envs=8)
     policies = shoal.impala(4, take=2), shoal.impala(2, inference=1, ring=2)
     cluster = CLUSTERS["two CPUs and a GPU"]
     prints = [str(shoal.plan(graph, policy, cluster)) for policy in policies]

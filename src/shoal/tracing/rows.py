@@ -7,7 +7,7 @@ operations. A cut is judged by a walk of its own, fragment by fragment (`plannin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -47,7 +47,7 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
     # What a host stage reads by rows crosses and is kept by rows, also where all rows are alike.
     for name in (v for node in leaves(graph) for v in node.code.rows_for_host):
         values[name] = replace(values[name], axis=0)
-    return _fold_rows(replace(graph, values=values), envs)
+    return _by_rows(replace(graph, values=values), envs)
 
 
 def _value(value: Value, layout: Layout, twin: Value | None, envs: int) -> Value:
@@ -103,61 +103,75 @@ class Walk:
         table.update({link.outer: outside(table[link.inner]) for link in loop.stacks})
 
 
-def _fold_rows(graph: Graph, envs: int) -> Graph:
-    """`graph` whose stages read and write several rows an environment by way of what can cross.
+def _by_rows(graph: Graph, envs: int) -> Graph:
+    """`graph` in which what has rows where it is used can also cross between fragments by rows.
 
     A value with 2n rows, say, can't be divided among replicas along its axis. One of n times 2
-    can, so a stage per environment gets it from such a one, and makes such a one of its own.
+    can, so a stage per environment gets it from such a one, and makes such a one of its own. What
+    a loop carries by rows starts from rows, also where all replicas could have the whole.
     """
-    values = dict(graph.values)
-
-    def folded(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        found: list[Node] = []
-        for node in nodes:
-            match node:
-                case Loop():
-                    found.append(
-                        replace(node, body=replace(node.body, nodes=folded(node.body.nodes)))
-                    )
-                case Stage(per="env", host=False):
-                    found += _Folded(values, envs).stage(node)
-                case _:
-                    found.append(node)
-        return tuple(found)
-
-    return replace(graph, nodes=folded(graph.nodes), values=values)
+    rows = _Rows(dict(graph.values), envs)
+    return replace(graph, nodes=tuple(rows.nodes(graph.nodes)), values=rows.values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Folded:
-    """Names values in the table that stand between a stage and those of several rows."""
+class _Rows:
+    """Puts operations beside stages and loops, and the values that these make into the table."""
 
     values: dict[str, Value]
     envs: int
 
-    def stage(self, stage: Stage) -> list[Node]:
+    def nodes(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
+        """Nodes, and between them what is put there."""
+        for node in nodes:
+            match node:
+                case Loop():
+                    yield from self.loop(node)
+                case Stage(per="env", host=False):
+                    yield from self.stage(node)
+                case _:
+                    yield node
+
+    def loop(self, loop: Loop) -> Iterator[Node]:
+        """A loop whose carried rows start from rows."""
+        args, carries = list(loop.code.args), list(loop.carries)
+        first = len(args) - len(loop.slices) - len(carries)
+        for i, carry in enumerate(carries):
+            axis = self.values[carry.before].axis
+            if carry.unchanged or axis is None or self.values[carry.first].axis is not None:
+                continue
+            value = replace(self.values[carry.first], axis=axis, layout=Sharded(axis))
+            name = args[first + i] = self._new(f"{carry.first}.rows", value)
+            carries[i] = replace(carry, first=name)
+            code = replace(loop.code, equation=None, args=(carry.first,), outs=(name,))
+            yield Glue(f"rows.{name}", "copy", (carry.first,), (name,), loop.source, code)
+        body = replace(loop.body, nodes=tuple(self.nodes(loop.body.nodes)))
+        code = replace(loop.code, args=tuple(args))
+        yield replace(loop, body=body, carries=tuple(carries), code=code)
+
+    def stage(self, stage: Stage) -> Iterator[Node]:
         """A stage, and the operations before and after it."""
-        before, after, code = list[Node](), list[Node](), stage.code
-        args, outs = list(code.args), list(code.outs)
-        for names, variables in ((args, code.equation.invars), (outs, code.equation.outvars)):
-            for i, (name, variable) in enumerate(zip(names, variables, strict=True)):
-                if not isinstance(name, str) or not self._has_several(name):
-                    continue
-                own = self._new(f"{name}.{stage.name}", self.values[name])
-                names[i] = own
-                if names is args:
-                    before += self._fold(name, own, variable.aval.dtype, stage)
-                else:
-                    after += self._fold(own, name, variable.aval.dtype, stage)
+        equation, args, outs = stage.code.equation, list(stage.code.args), list(stage.code.outs)
+        for i, variable in enumerate(equation.invars):
+            if self._has_several(name := args[i]):
+                args[i] = self._new(f"{name}.{stage.name}", self.values[name])
+                yield from self._folded(name, args[i], variable.aval.dtype, stage)
+        after = list[Node]()
+        for i, variable in enumerate(equation.outvars):
+            if self._has_several(name := outs[i]):
+                outs[i] = self._new(f"{name}.{stage.name}", self.values[name])
+                after += self._folded(outs[i], name, variable.aval.dtype, stage)
         reads = tuple(dict.fromkeys(a for a in args if isinstance(a, str)))
         writes = tuple(o for o in outs if o is not None)
-        code = replace(code, args=tuple(args), outs=tuple(outs))
-        return [*before, replace(stage, reads=reads, writes=writes, code=code), *after]
+        code = replace(stage.code, args=tuple(args), outs=tuple(outs))
+        yield replace(stage, reads=reads, writes=writes, code=code)
+        yield from after
 
-    def _has_several(self, name: str) -> bool:
-        return self.values[name].has_rows and self.values[name].differs
+    def _has_several(self, name: Any) -> bool:
+        """Whether `name` is a value with several rows for each environment."""
+        return isinstance(name, str) and self.values[name].has_rows and self.values[name].differs
 
-    def _fold(self, old: str, new: str, dtype: Any, stage: Stage) -> list[Node]:
+    def _folded(self, old: str, new: str, dtype: Any, stage: Stage) -> Iterator[Node]:
         """Operations that make one value of another of its shape, by way of one that can cross."""
         value, layout = self.values[old], self.values[old].layout
         assert isinstance(layout, Sharded)
@@ -165,18 +179,14 @@ class _Folded:
         at, rest = value.shape[: layout.axis], value.shape[layout.axis + 1 :]
         shape = (*at, *before, self.envs, *after, *rest)
         axis = layout.axis + len(before)
-        rows = replace(value, shape=shape, axis=axis, layout=Sharded(axis))
-        middle = self._new(f"{old}.rows", rows)
-        return [
-            self._reshaped(old, middle, dtype, stage), self._reshaped(middle, new, dtype, stage)
-        ]  # fmt: skip
-
-    def _reshaped(self, old: str, new: str, dtype: Any, stage: Stage) -> Glue:
-        spec = jax.ShapeDtypeStruct(self.values[old].shape, dtype)
-        shape = self.values[new].shape
-        (equation,) = jax.make_jaxpr(lambda x: lax.reshape(x, shape))(spec).eqns
-        code = replace(stage.code, equation=equation, args=(old,), outs=(new,))
-        return Glue(f"fold.{new}", "reshape", (old,), (new,), stage.source, code)
+        middle = replace(value, shape=shape, axis=axis, layout=Sharded(axis))
+        rows = self._new(f"{old}.rows", middle)
+        for name, made in ((old, rows), (rows, new)):
+            spec = jax.ShapeDtypeStruct(self.values[name].shape, dtype)
+            to = self.values[made].shape
+            (equation,) = jax.make_jaxpr(lambda x, to=to: lax.reshape(x, to))(spec).eqns
+            code = replace(stage.code, equation=equation, args=(name,), outs=(made,))
+            yield Glue(f"rows.{made}", "reshape", (name,), (made,), stage.source, code)
 
     def _new(self, base: str, value: Value) -> str:
         name = next(n for n in (f"{base}{'#' * i}" for i in count()) if n not in self.values)
