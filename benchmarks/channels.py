@@ -64,12 +64,12 @@ class Line:
         }
         self.channels = rings.open(memory)
         for channel in self.channels.values():
-            gate = channel.turnstile.sheet.gate
-            channel.turnstile.hear([self.bells[gate.reader]], [self.bells[gate.writer]])
+            gate = channel.state.sheet.gate
+            channel.state.subscribe([self.bells[gate.reader]], [self.bells[gate.writer]])
 
     def put(self, channel: ShmChannel, message: dict[str, Any]) -> None:
         """Put when there is room."""
-        stile = channel.turnstile
+        stile = channel.state
         if not stile.may_put(0):
             bell = self.bells[stile.sheet.gate.writer]
             while not stile.may_put(0):
@@ -78,7 +78,7 @@ class Line:
 
     def take(self, channel: ShmChannel, receive: Callable[[Any, Any], Any]) -> None:
         """Take when there is something."""
-        stile = channel.turnstile
+        stile = channel.state
         if not stile.may_take(0, 0):
             bell = self.bells[stile.sheet.gate.reader]
             while not stile.may_take(0, 0):

@@ -77,9 +77,9 @@ class Side:
             self.waker: Any = every[me]
             self.channels: dict[str, Any] = dict(rings.open(memory))
             for channel in self.channels.values():
-                gate = channel.turnstile.sheet.gate
+                gate = channel.state.sheet.gate
                 of = {"r": every[:1], "w": every[1:]}
-                channel.turnstile.hear(of[gate.reader], of[gate.writer])
+                channel.state.subscribe(of[gate.reader], of[gate.writer])
             return
         waker = FutexWaker(Memory.make(LINE), 0)
         numbers = {"r": (0,), "w": tuple(range(1, 1 + job["workers"]))}
@@ -97,7 +97,7 @@ class Side:
     def put(self, name: str, end: int, message: dict[str, np.ndarray]) -> None:
         """Put when there is room."""
         channel = self.channels[name]
-        state = channel.turnstile
+        state = channel.state
         while not state.may_put(end):
             self.waker.wait(lambda: state.may_put(end), 1.0)
         channel.put(end, message, 0)
@@ -105,7 +105,7 @@ class Side:
     def take(self, name: str, end: int) -> None:
         """Take when there is something."""
         channel = self.channels[name]
-        state = channel.turnstile
+        state = channel.state
         while not state.may_take(end, 0):
             self.waker.wait(lambda: state.may_take(end, 0), 1.0)
         channel.take(end, 0, lambda message, _: message)

@@ -83,14 +83,14 @@ class Ends:
 
     def put(self, channel: Any) -> None:
         """Put when there is room."""
-        stile = channel.turnstile
+        stile = channel.state
         while not stile.may_put(0):
             self.bell.wait(lambda: stile.may_put(0), 1.0)
         channel.put(0, self.message, 0)
 
     def take(self, channel: Any) -> None:
         """Take when there is something."""
-        stile = channel.turnstile
+        stile = channel.state
         while not stile.may_take(0, 0):
             self.bell.wait(lambda: stile.may_take(0, 0), 1.0)
         channel.take(0, 0, _look)

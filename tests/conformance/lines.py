@@ -104,15 +104,15 @@ class Hall:
 
     def __post_init__(self) -> None:
         for channel in self.channels.values():
-            gate = channel.turnstile.sheet.gate
+            gate = channel.state.sheet.gate
             of = {f: [self.bells[e] for e in self.bells if e[0] == f] for f in "wr"}
-            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+            channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def halt(self) -> None:
         """Let nobody wait any more."""
         self.stop()
         for bell in self.bells.values():
-            bell.ring()
+            bell.notify()
 
 
 def ends_of(sheets: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
@@ -245,7 +245,7 @@ class Meeting:
         if carry == "tcp":
             self.line.together = kind == THREADS
         self.hall = self.line.hall() if self.line else local_hall(sheets)
-        self.stile = self.hall.channels["c"].turnstile
+        self.stile = self.hall.channels["c"].state
         self.start = partial(*((Process, self.line) if kind == PROCESSES else (Thread, self.hall)))
 
 
@@ -286,7 +286,7 @@ def die(*_) -> None:
 
 def wait_put(hall: Hall, end: int, name: str = "c") -> None:
     """Return when a writer's end may put."""
-    stile = hall.channels[name].turnstile
+    stile = hall.channels[name].state
     bell = hall.bells[stile.sheet.gate.writer, end]
     while not stile.may_put(end):
         bell.wait(lambda: stile.may_put(end), 1.0)
@@ -294,7 +294,7 @@ def wait_put(hall: Hall, end: int, name: str = "c") -> None:
 
 def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
     """Return when a reader's end may take."""
-    stile = hall.channels[name].turnstile
+    stile = hall.channels[name].state
     bell = hall.bells[stile.sheet.gate.reader, end]
     while not stile.may_take(end, tick):
         bell.wait(lambda: stile.may_take(end, tick), 1.0)
@@ -303,14 +303,14 @@ def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
 def write(hall: Hall, end: int, first: int, last: int) -> int:
     """Put messages `first` to `last`, or as many as there is leave for until halted; how many."""
     channel = hall.channels["c"]
-    sheet = channel.turnstile.sheet
+    sheet = channel.state.sheet
     number = first
     try:
         while number < last:
             wait_put(hall, end)
             channel.put(end, made(sheet, end, number), number)
             number += 1
-            gate, counts = sheet.gate, channel.turnstile.counts
+            gate, counts = sheet.gate, channel.state.counts
             readers = [counts.takes[r] for r, s in enumerate(gate.sources) if end in s]
             if isinstance(gate.flow, Queue) and not takes_some(gate.flow) and readers:
                 assert counts.puts[end] - min(readers) <= gate.capacity
@@ -330,7 +330,7 @@ class Got:
 def read(hall: Hall, end: int, ticks: int) -> Got:
     """Take so many messages, or as many as come until halted."""
     got, channel = Got(), hall.channels["c"]
-    sheet = channel.turnstile.sheet
+    sheet = channel.state.sheet
 
     def receive(message: dict, turns: list) -> dict:
         got.turns.append(list(turns))

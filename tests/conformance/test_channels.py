@@ -68,7 +68,7 @@ class Model:
     """What a channel has to do, said simply: one move at a time, in any order."""
 
     def __init__(self, channel):
-        self.channel, self.sheet = channel, channel.turnstile.sheet
+        self.channel, self.sheet = channel, channel.state.sheet
         self.gate = self.sheet.gate
         self.puts, self.ticks = [0] * self.sheet.writers, [0] * self.sheet.readers
         self.used = [0] * self.sheet.writers  # where some are taken
@@ -133,7 +133,7 @@ class Model:
 @given(sheet=sheets(), random=st.randoms(use_true_random=False))
 def test_in_any_order_of_moves_each_message_arrives_once_whole_and_in_order(carry, sheet, random):
     model = Model(carry({"c": sheet}).channels["c"])
-    stile = model.channel.turnstile
+    stile = model.channel.state
     for _ in range(40):
         can = []
         for end in range(sheet.writers):
@@ -325,7 +325,7 @@ def beats(hall, end, ticks, take):
 
 def actor(hall, end):
     """Turns at its own pace: takes the newest, and hands over a rollout made from it."""
-    sheet, number = hall.channels["c"].turnstile.sheet, 0
+    sheet, number = hall.channels["c"].state.sheet, 0
     try:
         while True:
             wait_take(hall, end, number, "news")

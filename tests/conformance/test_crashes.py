@@ -34,16 +34,16 @@ def put_and_die(hall, end, whole, point):
     write(hall, end, 0, whole)
     wait_put(hall, end)
     channel = hall.channels["c"]
-    message = made(channel.turnstile.sheet, end, whole)
+    message = made(channel.state.sheet, end, whole)
     match point:
         case "before":
             die()
         case "filling":
             message[list(message)[-1]] = Deadly()
         case "counting":
-            channel.turnstile.did_put = die
+            channel.state.did_put = die
         case "ringing":
-            for bell in channel.turnstile.readers[end]:
+            for bell in channel.state.readers[end]:
                 bell.ring = die
     channel.put(end, message, whole)
     die()
@@ -58,9 +58,9 @@ def take_and_die(hall, end, whole, point):
         case "before":
             die()
         case "letting go":
-            channel.turnstile.let_go = die
+            channel.state.let_go = die
         case "ringing":
-            for bell in channel.turnstile.writers[end]:
+            for bell in channel.state.writers[end]:
                 bell.ring = die
     channel.take(end, whole, die if point == "looking" else lambda m, _: m)
     die()

@@ -125,7 +125,7 @@ def test_in_shared_memory_only_the_ends_that_have_put_are_found():
     sheet = make_sheet(Queue(4, 1), MANY, 1)
     rings = Rings.plan({"c": sheet}, room)
     memory = Memory.make(room.size)
-    reader, writer = (rings.open(memory)["c"].turnstile for _ in range(2))
+    reader, writer = (rings.open(memory)["c"].state for _ in range(2))
     assert not reader.may_take(0, 0)
     changed = reader.bundle.changed
     for end in (7, 3, 999):

@@ -86,14 +86,14 @@ def rally(hall, me, times):
     mine, other = ("w", 0), ("r", 0)
     if me == "r":
         mine, other = other, mine
-    counts = channel.turnstile.counts
+    counts = channel.state.counts
     my, its = (counts.puts, counts.takes) if me == "w" else (counts.takes, counts.puts)
     ahead = 1 if me == "r" else 0
     for turn in range(times):
         while its[0] < turn + ahead:
             hall.bells[mine].wait(lambda n=turn + ahead: its[0] >= n, HANG)
         my[0] = turn + 1
-        hall.bells[other].ring()
+        hall.bells[other].notify()
     return times
 
 

@@ -87,12 +87,12 @@ class Wired(Shared):
 
         def wake() -> None:
             for bell in bells.values():
-                bell.ring()
+                bell.notify()
 
         channels = open_channels(self.lines, links, wake, self.memories[me])
         for channel in channels.values():
-            gate = channel.turnstile.sheet.gate
-            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+            gate = channel.state.sheet.gate
+            channel.state.subscribe(of[gate.reader], of[gate.writer])
         self.links.append(links)
         self.opened[me] = channels
 
@@ -147,7 +147,7 @@ class ProcessRun:
 
     def __init__(self, line: Wired, name: str, sheet: ChannelSpec, settles: bool) -> None:
         self.line, self.name, self.sheet = line, name, sheet
-        self.turnstile = Stile(self, settles)
+        self.state = Stile(self, settles)
 
     def writer(self, end: int):
         """The channel as a writer's end sees it."""
@@ -177,7 +177,7 @@ class Live:
 
 
 class Stile:
-    """Asks each end's own turnstile; `counts` are what each end has done itself.
+    """Asks each end's own state; `counts` are what each end has done itself.
 
     If it settles, it answers only when everybody has heard of everything.
     """
@@ -185,7 +185,7 @@ class Stile:
     def __init__(self, channel: ProcessRun, settles: bool) -> None:
         self._channel, self.sheet, self._settles = channel, channel.sheet, settles
         line, gate = channel.line, channel.sheet.gate
-        seen = [line.lines.rings.open(m)[channel.name].turnstile.counts for m in line.memories]
+        seen = [line.lines.rings.open(m)[channel.name].state.counts for m in line.memories]
         of = {f: [s for s, e in zip(seen, line.ends, strict=True) if e[0] == f] for f in "wr"}
         self._readers, self._writers = of[gate.reader], of[gate.writer]
         self._is_some = takes_some(gate.flow)
@@ -194,16 +194,16 @@ class Stile:
     def counts(self):
         return self
 
-    def hear(self, readers, writers) -> None:
-        """Every end's own turnstile hears for itself."""
+    def subscribe(self, readers, writers) -> None:
+        """Every end's own state hears for itself."""
 
     def may_put(self, end: int) -> bool:
-        stile = self._channel.writer(end).turnstile
+        stile = self._channel.writer(end).state
         self._settle()
         return stile.may_put(end)
 
     def may_take(self, end: int, tick: int) -> bool:
-        stile = self._channel.reader(end).turnstile
+        stile = self._channel.reader(end).state
         self._settle()
         return stile.may_take(end, tick)
 

@@ -71,13 +71,13 @@ class Line:
         sources = tuple(tuple(range(writers)) for _ in range(readers))
         gate = Gate(name, writer, reader, sources, Lockstep(), 1)
         counts = Counts([0] * writers, [0] * readers)
-        self.turnstile = ChannelState(ChannelSpec(gate, (), writers, 1), counts)
+        self.state = ChannelState(ChannelSpec(gate, (), writers, 1), counts)
 
     def put(self, end, message, version):
-        self.turnstile.did_put(end)
+        self.state.did_put(end)
 
     def take(self, end, tick, receive):
-        self.turnstile.let_go(end, self.turnstile.turns(end, tick))
+        self.state.let_go(end, self.state.turns(end, tick))
         return Taken({}, ())
 
 
@@ -131,7 +131,7 @@ def test_stuck_is_said_exactly_when_all_who_have_not_ended_wait(net):
     assert bool(told) == bool(left)
     for walker in left:
         name, takes = walker.moves[0]
-        stile, end = lines[name].turnstile, walker.replica[1]
+        stile, end = lines[name].state, walker.replica[1]
         assert not (stile.may_take(end, 0) if takes else stile.may_put(end))
         assert f"{walker.replica[0]}[{end}] waits for" in told
 

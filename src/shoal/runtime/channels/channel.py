@@ -35,7 +35,7 @@ Receive = Callable[[Message, list[Turn]], Message]
 
 
 class FlowControl(Protocol):
-    """Says who may move through a channel."""
+    """Decides which ends may move through a channel."""
 
     @property
     def sheet(self) -> ChannelSpec:
@@ -44,7 +44,7 @@ class FlowControl(Protocol):
 
     @property
     def under_way(self) -> int:
-        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        """Turns that asynchronous writers have begun, and the reader has yet to use."""
         ...
 
     def may_put(self, end: int) -> bool:
@@ -57,11 +57,11 @@ class FlowControl(Protocol):
 
 
 class Channel(Protocol):
-    """One way from a fragment to another; a move is made only after leave was given."""
+    """One way from a fragment to another; a move is made only after `FlowControl` allows it."""
 
     @property
-    def turnstile(self) -> FlowControl:
-        """Who may move."""
+    def state(self) -> FlowControl:
+        """Which ends may move."""
         ...
 
     def put(self, end: int, message: Message, version: int) -> None:
@@ -77,32 +77,32 @@ class Channel(Protocol):
 
 
 class Waker(Protocol):
-    """What a team sleeps by, and others wake it with."""
+    """What a thread sleeps by, and others wake it with."""
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        """Return when notified, when `ready`, or after `seconds`; raise if all is to stop."""
         ...
 
-    def ring(self) -> None:
-        """Wake who waits."""
+    def notify(self) -> None:
+        """Wake the thread that waits."""
         ...
 
 
 class Silent:
-    """The bell of who is somewhere else, and is woken there."""
+    """The waker of an end in another process or host, which is woken there."""
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Nobody waits by it."""
+        """Never called: the end waits elsewhere."""
         raise AssertionError
 
-    def ring(self) -> None:
-        """Wake nobody."""
+    def notify(self) -> None:
+        """Do nothing."""
 
 
 class Bundle:
     """The queues from which one reader takes the same turns, the first to come.
 
-    Whoever puts notes its end, so that the reader looks at that end alone. Where ends are other
+    An end that puts notes itself, so that the reader looks at that end alone. Where ends are other
     processes, `changed` finds those that have put since it was last called.
     """
 
@@ -181,13 +181,15 @@ class Bundle:
 
 @dataclass
 class ChannelState:
-    """A channel's gate and counts: says who may move, and numbers the messages."""
+    """A channel's gate and counts: decides which ends may move, and numbers the messages."""
 
     sheet: ChannelSpec
     counts: Counts
     bundle: Bundle | None = None
     fence: Callable[[], None] = lambda: None
-    admit: Callable[[int], bool] | None = None  # who says if a free end may begin, if elsewhere
+    admit: Callable[[int], bool] | None = (
+        None  # asked elsewhere whether an asynchronous end may begin
+    )
     taken: list[int] = field(default_factory=list)
     readers: list[list[Waker]] = field(default_factory=list)  # to wake, by writer's end
     writers: list[list[Waker]] = field(default_factory=list)  # to wake, by reader's end
@@ -203,7 +205,7 @@ class ChannelState:
 
     @property
     def under_way(self) -> int:
-        """Turns that writers have begun at their own pace, and the reader has yet to use."""
+        """Turns that asynchronous writers have begun, and the reader has yet to use."""
         ledger = self.counts.ledger
         if self.bundle is None or ledger is None:
             return 0
@@ -231,7 +233,7 @@ class ChannelState:
         return [(w, number) for w in self.sheet.gate.sources[end]]
 
     def begin(self, end: int) -> int:
-        """The newest version, noted in the ledger if the reader's end is free to use it late."""
+        """The newest version, noted in the ledger if the reader is asynchronous."""
         version, ledger = self.newest(end), self.counts.ledger
         if self.sheet.gate.admits and ledger is not None:
             ledger.begin(end, version)
@@ -249,15 +251,15 @@ class ChannelState:
             ledger.amend(end, newest)
         return [(w, newest) for w in self.sheet.gate.sources[end]]
 
-    def hear(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
+    def subscribe(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
         """Wake these, given by end, when there is something for them."""
         gate, count = self.sheet.gate, self.sheet.writers
         self.readers = [_each(readers[r] for r in gate.readers.get(w, ())) for w in range(count)]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
-        if self._is_news:  # who is ahead waits for those beside it
+        if self._is_news:  # a writer that is ahead waits for those beside it
             for w, woken in enumerate(self.readers):
                 beside = _each(writers[b] for b in gate.beside.get(w, ()) if b != w)
-                woken += [bell for bell in beside if bell not in woken]
+                woken += [waker for waker in beside if waker not in woken]
 
     def did_put(self, end: int) -> None:
         """A writer's end has put its next message."""
@@ -266,14 +268,14 @@ class ChannelState:
             self.bundle.note(end)
         if self._is_news and self.counts.ledger is not None:
             self.counts.ledger.settle()
-        for bell in self.readers[end] if self.readers else ():
-            bell.ring()
+        for waker in self.readers[end] if self.readers else ():
+            waker.notify()
 
     def let_go(self, end: int, turns: list[Turn]) -> None:
         """A reader's end is done with messages: their room may be used again."""
         self.taken[end] += 1
         counts, capacity = self.counts, self.sheet.gate.capacity
-        # Only who found no room waits for it; others would be woken for nothing.
+        # Only a writer that found no room waits for it; others would be woken for nothing.
         waits = any(counts.puts[w] - n >= capacity for w, n in turns)
         if self.bundle is not None:
             for w, n in turns:
@@ -282,8 +284,8 @@ class ChannelState:
         else:
             counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
         if waits and self.writers:
-            for bell in self.writers[end]:
-                bell.ring()
+            for waker in self.writers[end]:
+                waker.notify()
 
     def newest(self, end: int) -> int:
         """The number of the newest message that a reader's end has of all its sources."""
@@ -291,13 +293,13 @@ class ChannelState:
 
 
 def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> int:
-    """Take back what ends that are gone had begun and not handed over whole; how many turns.
+    """Take back what ends that are gone had begun and not completed; returns how many turns.
 
-    They are those of one number of fragments that go in step. Nobody has looked at it: who takes
-    the first to come looks only at turns that are whole. What is whole stays where it is, and is
-    taken once. What was on its way between these ends is forgotten.
+    They are those of one number of fragments in lockstep. No reader has looked at it: one that
+    takes the first to come looks only at turns that are whole. What is whole stays where it is,
+    and is taken once. What was on its way between these ends is forgotten.
     """
-    gates = [(stile.sheet.gate, stile.counts) for stile in channels]
+    gates = [(state.sheet.gate, state.counts) for state in channels]
     for gate, counts in gates:
         within = {gate.writer, gate.reader} <= set(fragments)
         if within and isinstance(gate.flow, Lockstep | Serve):
@@ -314,8 +316,8 @@ def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end:
     return lost
 
 
-def _each(bells: Iterable[Waker]) -> list[Waker]:
-    return list(dict.fromkeys(bells))
+def _each(wakers: Iterable[Waker]) -> list[Waker]:
+    return list(dict.fromkeys(wakers))
 
 
 def make_bundles(sheets: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:

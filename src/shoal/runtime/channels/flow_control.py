@@ -15,7 +15,7 @@ from shoal.planning.channel_specs import Gate
 from shoal.planning.plan import Replica
 from shoal.planning.policy import Latest, Queue, takes_some
 
-Turn = tuple[int, int]  # a free replica's end, and which of its turns
+Turn = tuple[int, int]  # an asynchronous replica's end, and which of its turns
 NEVER = 2**62  # the version of what depends on nothing that can be late
 AHEAD = 3  # messages of news that an end may be ahead of others which the same reader reads
 
@@ -30,7 +30,7 @@ class Words(Protocol):
 
 @dataclass(slots=True)
 class Ledger:
-    """What free replicas have begun, from which version, and how much of it was used."""
+    """What asynchronous replicas have begun, from which version, and how much of it was used."""
 
     begun: Words
     used: Words
@@ -59,7 +59,7 @@ class Ledger:
                 yield (end, number), self.version(end, number)
 
     def version(self, end: int, number: int) -> int:
-        """The version that a turn under way is made from."""
+        """The version that a turn in flight is made from."""
         return self.versions[end * self.depth + number % self.depth]
 
 
@@ -168,7 +168,7 @@ def choose(
 
 
 def waits(wants: Iterable[tuple[Replica, Gate, bool]]) -> Iterator[str]:
-    """Who waits for whom, a line each."""
+    """Which end waits for which fragment, a line each."""
     for (fragment, end), gate, takes in wants:
         other = gate.writer if takes else gate.reader
         yield f"{fragment}[{end}] waits for {other} on {gate.name}"

@@ -50,30 +50,30 @@ class InProcessChannel:
         self._sheet, self._reader = sheet, reader
         self._is_news = isinstance(sheet.gate.flow, Latest)
         counts = Counts([0] * sheet.writers, [0] * max(sheet.readers, sheet.writers))
-        self.turnstile = ChannelState(sheet, counts, bundle)
+        self.state = ChannelState(sheet, counts, bundle)
         self._kept: dict[Turn, tuple[Message, int]] = {}
         self._left: dict[Turn, int] = {}  # how many readers' ends have yet to take it
         self._lock = threading.Lock()
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Keep a message for its readers."""
-        puts = self.turnstile.counts.puts
+        puts = self.state.counts.puts
         if readers := self._sheet.gate.readers.get(end):
             if not self._is_news:
-                left = len(readers) if self.turnstile.bundle is None else 1
+                left = len(readers) if self.state.bundle is None else 1
                 self._left[end, puts[end]] = left
             self._kept[end, puts[end]] = message, version
         if self._is_news:
             self._kept.pop((end, puts[end] - KEPT), None)
-        self.turnstile.did_put(end)
+        self.state.did_put(end)
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """Hand over the next message, in the reader's rows and on its device."""
-        turns = self.turnstile.turns(end, tick)
+        turns = self.state.turns(end, tick)
         while not all(turn in (kept := dict(self._kept)) for turn in turns):
-            turns = self.turnstile.again(end)  # newer came while we looked: only news is dropped
+            turns = self.state.again(end)  # newer came while we looked: only news is dropped
         sent = {turn: kept[turn] for turn in turns}
-        self.turnstile.let_go(end, turns)
+        self.state.let_go(end, turns)
         self._forget(turns)
         message = self._joined(end, [(turn, m) for turn, (m, _) in sent.items()])
         return Taken(receive(message, turns), tuple(version for _, version in sent.values()))
@@ -95,7 +95,7 @@ class InProcessChannel:
             return {c.name: self._part(c.name, end, moved, np) for c in self._sheet.cells}
         # Whose turns they are may change, how they are put together doesn't.
         order = [w for w, _ in moved]
-        key = tuple(order) if self.turnstile.bundle is None else ()
+        key = tuple(order) if self.state.bundle is None else ()
         joined = self._join[end](key, [m for _, m in moved])
         return dict(zip([c.name for c in self._sheet.cells], joined, strict=True))
 
@@ -126,7 +126,7 @@ class InProcessChannel:
             return xp.stack([m[name] for _, m in sent])
         if cell.axis is None:
             return sent[0][1][name]
-        if self.turnstile.bundle is not None:
+        if self.state.bundle is not None:
             rows = [m[name] for _, m in sent]
         else:
             of = dict(sent)
@@ -174,5 +174,5 @@ def make_channels(
         ends = max(sheets[c].writers for c in bundles)
         ledger = Ledger([0] * ends, [0] * ends, [0] * ends, [0] * (ends * DEPTH), DEPTH)
         for channel in admitting:
-            channel.turnstile.counts.ledger = ledger
+            channel.state.counts.ledger = ledger
     return channels

@@ -1,7 +1,7 @@
 """Memory that processes share without a name: it is gone when the last of them is.
 
 The kernel frees it even if every process is killed at once, so nothing has to be cleaned up; and
-no stranger can open it, since it is reached only by inheriting it.
+no other process can open it, since it is reached only by inheriting it.
 """
 
 from __future__ import annotations
@@ -98,20 +98,20 @@ class Memory:
 def fence() -> None:
     """Let all processes see what this one wrote before it reads on, and this one what they wrote.
 
-    The costly side of an uneven bargain: who sleeps pays, who wakes others need not.
+    The costly side of an asymmetric fence: a thread that sleeps pays, one that wakes it need not.
     """
     if _MEMBARRIER:
         _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_BARRIER), 0, 0)
 
 
 def join_fences() -> None:
-    """Take part in others' fences; each process says so once."""
+    """Take part in others' fences; each process calls it once."""
     if _MEMBARRIER:
         _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_REGISTER), 0, 0)
 
 
 class FutexWaker:
-    """Wakes a process that waits: it watches for a while, then sleeps until rung."""
+    """Wakes a process that waits: it watches for a while, then sleeps until notified."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class FutexWaker:
         self._spin, self._check = spin, check
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        """Return when notified, when `ready`, or after `seconds`; raise if all is to stop."""
         until = time.perf_counter() + min(self._spin, seconds)
         while True:
             if ready():
                 return
             if time.perf_counter() >= until:
                 break
-            os.sched_yield()  # to whom we wait for, should it want this core
+            os.sched_yield()  # to the process that we wait for, should it want this core
         self._check()
         if seconds > 0:
             self._word[0] = 1
@@ -147,13 +147,13 @@ class FutexWaker:
         if not _FUTEX:
             time.sleep(min(seconds, 1e-4))
             return
-        # A ring can't be lost, but a process can be: look around now and then.
+        # A wake-up can't be lost, but a process can be: look around now and then.
         seconds = min(seconds, 0.1)
         limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
         _libc.syscall(ctypes.c_long(_FUTEX), self._address, _WAIT, 1, limit, None, 0)
 
-    def ring(self) -> None:
-        """Wake who waits."""
+    def notify(self) -> None:
+        """Wake the process that waits."""
         if self._word[0]:
             self._word[0] = 0
             if _FUTEX:

@@ -57,7 +57,7 @@ def slots_of(sheet: ChannelSpec) -> int:
 
 
 def arrays(sheet: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
-    """The arrays of a slot: a value, a shape, and whose it is.
+    """The arrays of a slot: a value, a shape, and the end that has it.
 
     Rows lie by reader, so that a reader finds its own in one piece; what all readers share, and
     what is taken as it comes, lies by writer.
@@ -86,7 +86,7 @@ class ShmChannel:
         counts = Counts(
             memory.words(ring.puts, sheet.writers), memory.words(ring.takes, ends), ledger
         )
-        self.turnstile = ChannelState(sheet, counts, bundle, fence)
+        self.state = ChannelState(sheet, counts, bundle, fence)
         self._memory, self._ring, self._sheet = memory, ring, sheet
         self._slots = slots_of(sheet)
         marks = sheet.writers * self._slots
@@ -98,7 +98,7 @@ class ShmChannel:
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Fill the next slot in place."""
-        number = self.turnstile.counts.puts[end]
+        number = self.state.counts.puts[end]
         slot = number % self._slots
         if end not in self._filling:
             readers = range(self._sheet.readers)
@@ -112,7 +112,7 @@ class ShmChannel:
         self.end_landing(end, number, version)
 
     def begin_landing(self, end: int, number: int) -> None:
-        """A message's slot is about to be filled: who still reads news there will look again."""
+        """A message's slot is about to be filled: a reader of it looks again."""
         if self._is_newest:
             self._numbers[self._mark((end, number))] = -1
 
@@ -123,7 +123,7 @@ class ShmChannel:
         self._numbers[mark] = number
         if not ORDERED:
             fence()
-        self.turnstile.did_put(end)
+        self.state.did_put(end)
 
     @property
     def slots(self) -> int:
@@ -134,28 +134,28 @@ class ShmChannel:
         """The next message, looked at where it lies; its slot is free again on return."""
         if self._is_newest:
             return self._newest(end, tick, receive)
-        turns = self.turnstile.turns(end, tick)
+        turns = self.state.turns(end, tick)
         if not ORDERED:
             fence()
         message = receive(self._look(end, turns), turns)
         slots = self._slots
         versions = tuple([self._versions[w * slots + n % slots] for w, n in turns])
-        self.turnstile.let_go(end, turns)
+        self.state.let_go(end, turns)
         return Taken(message, versions)
 
     def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
         """The newest message; if it was written over meanwhile, a copy of what is newest then."""
-        turns = self.turnstile.turns(end, tick)
+        turns = self.state.turns(end, tick)
         if not ORDERED:
             fence()
         message = receive(self._look(end, turns), turns)
         while (versions := self._untouched(turns)) is None:
-            turns = self.turnstile.again(end)
+            turns = self.state.again(end)
             copy = {name: x.copy() for name, x in self._look(end, turns).items()}
             if (versions := self._untouched(turns)) is not None:
                 message = receive(copy, turns)
                 break
-        self.turnstile.let_go(end, turns)
+        self.state.let_go(end, turns)
         return Taken(message, versions)
 
     def _untouched(self, turns: list[Turn]) -> tuple[int, ...] | None:
@@ -169,14 +169,14 @@ class ShmChannel:
         return turn[0] * self._slots + turn[1] % self._slots
 
     def _look(self, end: int, turns: list[Turn]) -> Message:
-        if self.turnstile.bundle is not None:
+        if self.state.bundle is not None:
             return self._gathered(turns)
         if end not in self._looking:
             self._looking[end] = [self._views(end, s) for s in range(self._slots)]
         return self._looking[end][turns[0][1] % self._slots]
 
     def _gathered(self, turns: list[Turn]) -> Message:
-        """Rows of those who came first, one after another."""
+        """Rows of the writers that came first, one after another."""
         found: Message = {}
         for cell in self._sheet.cells:
             lie = [self._arrays[n % self._slots] for _, n in turns]
@@ -248,7 +248,7 @@ def key_data(x: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rings:
-    """All channels of a plan in shared memory, and the ledger of those that turn freely."""
+    """All channels of a plan in shared memory, and the ledger of asynchronous ends."""
 
     rings: Mapping[str, Ring]
     ledger: int

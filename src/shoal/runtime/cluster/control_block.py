@@ -201,7 +201,7 @@ class ControlBlock:
     def dismiss(self, team: int, word: int = 1) -> None:
         """Let a team that turns at its own pace begin no more turns; with 0, let it again."""
         self._leaves[team] = word
-        self.bell(team).ring()
+        self.bell(team).notify()
 
     def may_turn(self, team: int) -> bool:
         """Whether a team that turns at its own pace is to stay."""
@@ -223,7 +223,7 @@ class ControlBlock:
         """Let nobody wait any more."""
         self._words[HALT] = 1
         for team in range(len(self._board.teams)):
-            self.bell(team).ring()
+            self.bell(team).notify()
 
     def hold(self) -> int:
         """Let nobody start a tick until `stop_at` or `snap_at`; how many ticks were started."""

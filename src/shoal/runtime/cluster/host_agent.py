@@ -153,13 +153,13 @@ class HostAgent:
 
     def clear_up(self, hire: ProcessSpec, together: Sequence[Group], rings: Rings) -> None:
         """Take back what these ends had under way, so that nobody on this host waits for it."""
-        stiles = [channel.turnstile for channel in rings.open(self._memory).values()]
+        states = [channel.state for channel in rings.open(self._memory).values()]
         for group in together:
             fragment, end = group[0]
-            lost = take_back(stiles, {f for f, _ in group}, end)
+            lost = take_back(states, {f for f, _ in group}, end)
             self._board.did_lose(hire.ends[fragment][end], lost)
         for team in range(len(self._layout.teams)):
-            self._board.bell(team).ring()
+            self._board.bell(team).notify()
 
     def left(self, hire: ProcessSpec, newest: Mapping[Replica, int]) -> Left:
         """What a worker's ends kept, from the bank that is named for each.

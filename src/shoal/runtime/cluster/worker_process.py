@@ -138,7 +138,7 @@ def _turn(
     for worker in workers:
         if not worker.broken:
             leave(board, FINAL, worker)
-    board.driver_bell.ring()
+    board.driver_bell.notify()
 
 
 def _told(failure: Failure) -> dict[str, Any]:
@@ -168,14 +168,14 @@ class _ProcessReporter:
         show = self._shows.setdefault(replica, None) or self._board.show(replica)
         self._shows[replica] = show
         while show.is_full():
-            self._bell.ring()
+            self._bell.notify()
             threading.Event().wait(1e-3)
             self._board.check()
         show.put(tick, metrics, lags)
         self._board.did_turn(self._ends[replica[0]][replica[1]])
         # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
         if show.waiting == 1 or show.waiting >= MANY:
-            self._bell.ring()
+            self._bell.notify()
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
         """Note that a replica begins to run a stage in Python."""
@@ -192,7 +192,7 @@ class _ProcessReporter:
     def snap(self, worker: ReplicaRunner) -> None:
         """Write an end's part of the snapshot that was asked for."""
         leave(self._board, SNAP, worker)
-        self._bell.ring()
+        self._bell.notify()
 
 
 def leave(board: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
@@ -239,8 +239,8 @@ class WorkerSetup:
         bells = [self._board.bell(n) for n in range(len(self._orders.board.teams))]
         of = {f: [bells[n] for n in teams] for f, teams in self._orders.ends.items()}
         for channel in self._channels.values():
-            gate = channel.turnstile.sheet.gate
-            channel.turnstile.hear(of[gate.reader], of[gate.writer])
+            gate = channel.state.sheet.gate
+            channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
         """Connect with workers of other hosts, and open the channels to them."""

@@ -128,7 +128,7 @@ class _Recording:
 
     def __init__(self, inner: InProcessChannel, name: str, tape: _Tape) -> None:
         self._inner, self._name, self._tape = inner, name, tape
-        self.turnstile = inner.turnstile
+        self.state = inner.state
         self.put = inner.put
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
@@ -143,7 +143,7 @@ class _Replaying:
     """A channel that gives what was once taken from it, and forgets what is put."""
 
     def __init__(self, sheet: ChannelSpec, messages: Mapping[int, list[Taken]]) -> None:
-        self.turnstile, self._messages = _Open(sheet), messages
+        self.state, self._messages = _Open(sheet), messages
 
     def put(self, end: int, message: Message, version: int) -> None:
         """It is read by nothing."""

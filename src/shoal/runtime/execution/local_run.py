@@ -91,8 +91,8 @@ class LocalRun:
             for fragment in self._crews
         }  # fmt: skip
         for channel in self._plan.channels:
-            stile = self._lines[channel.name].turnstile
-            stile.hear(heard[channel.reader], heard[channel.writer])
+            state = self._lines[channel.name].state
+            state.subscribe(heard[channel.reader], heard[channel.writer])
         return [self._team(fragment, worker, bell) for (fragment, worker), bell in bells.items()]
 
     def _team(self, fragment: str, worker: int, bell: Waker) -> Scheduler:

@@ -204,7 +204,7 @@ class ReplicaRunner:
 
         None if it uses none.
         """
-        stiles = [channel.turnstile for channel in self._channels.values()]
+        stiles = [channel.state for channel in self._channels.values()]
         mine = [s for s in stiles if s.sheet.gate.reader == self.replica[0]]
         return next((s.under_way for s in mine if takes_some(s.sheet.gate.flow)), None)
 

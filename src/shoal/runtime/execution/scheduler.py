@@ -102,10 +102,10 @@ class Scheduler:
             raise Failure(replica, worker.tick, error) from error
 
     def _may(self, replica: Replica, wants: Wants) -> bool:
-        turnstile = self._channels[wants.channel].turnstile
+        state = self._channels[wants.channel].state
         if wants.takes:
-            return turnstile.may_take(replica[1], wants.tick)
-        return turnstile.may_put(replica[1])
+            return state.may_take(replica[1], wants.tick)
+        return state.may_put(replica[1])
 
     def _free(self) -> list[Replica]:
         """Ends that waited and now may go on."""
@@ -149,5 +149,5 @@ class Scheduler:
 
     def waits(self) -> list[str]:
         """Who waits for whom, a line each."""
-        gates = {name: c.turnstile.sheet.gate for name, c in self._channels.items()}
+        gates = {name: c.state.sheet.gate for name, c in self._channels.items()}
         return list(waits((r, gates[w.channel], w.takes) for r, w in self._waiting.items()))

@@ -24,7 +24,7 @@ class ThreadWaker:
         if self._halt.is_set():
             raise Stopped
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake who waits."""
         self._event.set()
 
@@ -63,7 +63,7 @@ class Threads:
         self.failure = self.failure or failure
         self._halt.set()
         for bell in self._bells:
-            bell.ring()
+            bell.notify()
 
     def alive(self) -> bool:
         """Whether any team that counts ticks is still turning; if none, free ones stop too."""

@@ -243,7 +243,7 @@ class SocketWaker:
                 continue
             if time.perf_counter() >= until:
                 return False
-            os.sched_yield()  # to whom we wait for, should it want this core
+            os.sched_yield()  # to the process that we wait for, should it want this core
         return True
 
     def _sleep(self, ready: Callable[[], bool], until: float) -> None:
@@ -254,7 +254,7 @@ class SocketWaker:
                 return
             self._loop.step(left)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake the owner."""
-        self._waker.ring()
+        self._waker.notify()
         self._loop.call()

@@ -74,7 +74,7 @@ class TcpChannel:
 
     def __init__(self, ring: ShmChannel, view: View, links: Connections) -> None:
         self._ring, self.view, self.links = ring, view, links
-        self.turnstile: ChannelState = ring.turnstile
+        self.state: ChannelState = ring.state
         self._spec, self._gate, me = view.sheet, view.sheet.gate, links.me
         self.is_news = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
@@ -110,7 +110,7 @@ class TcpChannel:
         if mine:
             return Granting(self)
         asking = Asking(self)
-        self.turnstile.admit = asking.may_begin
+        self.state.admit = asking.may_begin
         return asking
 
     def send(self, worker: int, frame: Frame) -> None:
@@ -120,7 +120,7 @@ class TcpChannel:
     def put(self, end: int, message: Message, version: int) -> None:
         """Send a message to those workers that have a reader of it."""
         with self.lock:
-            number = self.turnstile.counts.puts[end]
+            number = self.state.counts.puts[end]
             for outbound in self._outbound[end]:
                 outbound.send(message, number, version)
             for outbound in self._outbound[end]:
@@ -128,7 +128,7 @@ class TcpChannel:
             if self._is_near[end]:
                 self._ring.put(end, message, version)
             else:
-                self.turnstile.did_put(end)
+                self.state.did_put(end)
             if self.is_news:
                 for other in self.view.beside(end) - {self.links.me}:
                     self.send(other, Frame(COUNT, self.view.number, end, number))
@@ -185,7 +185,7 @@ class TcpChannel:
 
     def arrived(self, frame: Frame) -> None:
         """Count what another worker sent, and wake who waited for it."""
-        state, end = self.turnstile, frame.end
+        state, end = self.state, frame.end
         if frame.kind == DATA:
             slots = self._landings[end]
             slots[frame.number % len(slots)].settle(frame.length)
@@ -199,7 +199,7 @@ class TcpChannel:
                 raise ProtocolError(f"that {taken} messages were taken, which were not sent")
             state.counts.takes[end] = taken
             for waker in state.writers[0 if self._is_some else end] if state.writers else ():
-                waker.ring()
+                waker.notify()
         elif frame.kind == COUNT:
             # Where the message comes too, it is counted with that.
             if not self.view.taking(end, self.links.me):
@@ -213,7 +213,7 @@ class TcpChannel:
 
     def told(self, other: int) -> list[int]:
         """The counts of this channel that a worker which joins late is told."""
-        counts = self.turnstile.counts
+        counts = self.state.counts
         kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "news": counts.puts}
         if counts.ledger is not None:
             kinds["begun"] = counts.ledger.begun
@@ -221,7 +221,7 @@ class TcpChannel:
 
     def adopt(self, other: int, words: Iterator[int]) -> None:
         """Go on where one that is gone had been, as another worker has told."""
-        counts = self.turnstile.counts
+        counts = self.state.counts
         for what, end in self.view.told(other, self.links.me):
             word = next(words)
             match what:
@@ -245,7 +245,7 @@ class TcpChannel:
 
     def due(self, other: int) -> Iterator[tuple[Key, int]]:
         """Of what another worker may send, the number of the next."""
-        counts = self.turnstile.counts
+        counts = self.state.counts
         for (kind, channel, end), _ in self.bodies(other):
             if kind in (ASK, GRANT):
                 assert counts.ledger is not None
@@ -288,7 +288,7 @@ class Asking:
 
     def may_begin(self, end: int) -> bool:
         """Whether a turn was granted and the message it starts from is here; asks if not."""
-        channel, state = self._channel, self._channel.turnstile
+        channel, state = self._channel, self._channel.state
         ledger = state.counts.ledger
         assert ledger is not None
         begun = ledger.begun[end]
@@ -309,10 +309,10 @@ class Asking:
         """A turn was granted, from a version."""
         self._least[frame.end] = frame.stamp
         self._granted[frame.end] = frame.number + 1
-        state = self._channel.turnstile
+        state = self._channel.state
         for source in state.sheet.gate.sources[frame.end]:
             for waker in state.readers[source] if state.readers else ():
-                waker.ring()
+                waker.notify()
 
 
 class Granting:
@@ -337,7 +337,7 @@ class Granting:
 
     def grant(self) -> None:
         """Let those begin that may."""
-        channel, state = self._channel, self._channel.turnstile
+        channel, state = self._channel, self._channel.state
         with self._lock:
             for end, number in list(self._asks.items()):
                 if state.may_take(end, 0):
@@ -369,7 +369,7 @@ class _Handler:
             for end, worker in enumerate(at):
                 if worker in group:
                     ends[end].add(fragment)
-        states = [channel.turnstile for channel in self._channels]
+        states = [channel.state for channel in self._channels]
         self._lose(other, sum(take_back(states, found, end) for end, found in ends.items()))
 
     def replaced(self, other: int, let_in: Callable[[bytes], None]) -> Incoming:
@@ -415,12 +415,12 @@ def join_channels(
 
     def wake() -> None:
         for one in {id(waker): waker for of in wakers.values() for waker in of}.values():
-            one.ring()
+            one.notify()
 
     channels = open_channels(remote, links, wake, lose=lose)
     for channel in channels.values():
-        gate = channel.turnstile.sheet.gate
-        channel.turnstile.hear(wakers[gate.reader], wakers[gate.writer])
+        gate = channel.state.sheet.gate
+        channel.state.subscribe(wakers[gate.reader], wakers[gate.writer])
     return links, channels
 
 
