@@ -260,36 +260,38 @@ class Listed(FrameHandler):
         return Incoming({})
 
 
-def takes_place(address, me, life):
+def takes_place(address, known, me, life):
     """A worker that takes the place of another; those of its party are yet to come."""
     group = Membership((frozenset({1, 2}),), incarnation=life)
-    theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), KNOWN, membership=group)
+    theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), known, membership=group)
     theirs.join(None, [0], [address] * 3)
     return theirs
 
 
-def test_who_takes_a_place_sends_away_those_who_were_there_before_and_they_stay_away(monkeypatch):
+@pytest.mark.parametrize("signed", [False, True])
+def test_who_takes_a_place_sends_away_those_who_were_there_before(monkeypatch, signed):
+    known = KNOWN._replace(signed=signed)
     said, listener = [], listen()
     group = Membership((frozenset({1, 2}),), told_by={1: 0, 2: 0})
     names = ("learner[0]", "env[0]", "inference[0]")
-    mine = Connections(0, names, KNOWN, say=said.append, membership=group)
+    mine = Connections(0, names, known, say=said.append, membership=group)
     address = listener.getsockname()
     waiting = threading.Thread(target=mine.join, args=(listener, [1, 2], [address] * 3))
     waiting.start()
-    first = [comes_in(address, me=1), comes_in(address, me=2)]
+    first = [comes_in(address, known, me=1), comes_in(address, known, me=2)]
     waiting.join(HANG)
     ears = Listed()
     mine.read({1: Incoming({}), 2: Incoming({})}, ears, lambda: None)
-    again = [takes_place(address, 2, life=5)]
+    again = [takes_place(address, known, 2, life=5)]
     until(lambda: 2 in ears.lost and not mine.links[2].away)
     assert sorted(ears.lost) == [1, 2], "both begin anew, though only one has come"
     assert mine.links[1].away
-    again.append(takes_place(address, 1, life=5))
+    again.append(takes_place(address, known, 1, life=5))
     until(lambda: not mine.links[1].away)
     assert sorted(ears.lost) == [1, 2], "who has come anew stays"
     monkeypatch.setattr(links, "START_TIMEOUT_S", 0.5)
     with pytest.raises(RunError, match="can't be reached"):
-        takes_place(address, 1, life=4)
+        takes_place(address, known, 1, life=4)
     assert "another has taken the place of worker 1 since" in said[0]
     assert not mine.links[1].away
     for one in (*first, *again, mine):

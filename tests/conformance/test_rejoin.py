@@ -1,5 +1,6 @@
 """A connection that breaks is made again: the same messages in the same order, none twice."""
 
+import socket
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -140,6 +141,37 @@ def fill(hall, end):
     for number in range(1, 10):
         wait_put(hall, end)
         write(hall, end, number, number + 1)
+
+
+def test_connections_that_prove_nothing_do_not_delay_one_that_is_made_again(monkeypatch):
+    monkeypatch.setattr(making, "HANDSHAKE_TIMEOUT_S", 10 * HANG)  # their time is never over
+    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, hall, proxies):
+        Thread(hall, write, 0, 0, 1).result()
+        Thread(hall, read, 0, 1).result()
+        every = [s.getsockname() for s in wired.listeners if s.fileno() >= 0]
+        silent = [socket.create_connection(every[0]) for _ in range(2 * making.PENDING)]
+        for proxy in proxies:
+            proxy.cut()
+        Thread(hall, write, 0, 1, 2)
+        waiting = hall.channels["c"].reader(0)
+        until(lambda: waiting.state.counts.puts[0] == 2)
+        for one in silent:
+            one.close()
+
+
+def test_an_answer_that_never_came_is_given_again():
+    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, _, _):
+        listening, calling = (one for one in sorted(wired.links, key=lambda one: one.me))
+        link = calling.links[0]
+        assert not link.received, "nothing has come, so this looks like a first connection"
+        with calling._loop.turn:
+            calling._loop.unwatch(link.sock)
+            link.fall("its answer was lost", HANG)
+            calling._calls[0] = making._Call(making.FIRST)
+            link.away = True  # as if it had never stood
+        calling._loop.call()
+        until(lambda: not link.broken and not link.away)
+        until(lambda: not listening.links[1].broken)
 
 
 def test_a_stranger_cannot_take_a_connection_over():

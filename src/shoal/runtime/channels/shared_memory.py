@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  by it NumPy knows bfloat16, float8, int4
 import numpy as np
 
+HUGE = 8 << 20  # bytes of memory of one process that are worth large pages
 LINE = 64  # bytes of a cache line; counts that different processes write never share one
 _FUTEX, _MEMBARRIER = {
     "x86_64": (202, 324),
@@ -57,7 +58,7 @@ class Memory:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if self.is_shared:
             weakref.finalize(self, os.close, fd)  # an open file would keep the memory
-        elif hasattr(mmap, "MADV_HUGEPAGE"):
+        elif size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without
                 self._map.madvise(mmap.MADV_HUGEPAGE)
 
@@ -74,7 +75,7 @@ class Memory:
 
     @staticmethod
     def own(size: int) -> Memory:
-        """New memory, all zero, of this process alone: in large pages, which fill faster."""
+        """New memory, all zero, of this process alone; in large pages if it is large."""
         return Memory(-1, max(size, LINE))
 
     def words(self, first: int, count: int) -> memoryview:

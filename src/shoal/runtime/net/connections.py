@@ -31,6 +31,7 @@ from shoal.runtime.net.wire import (
     NONCE,
     REPLACE,
     RESUME,
+    TAG,
     WELCOME,
     Claim,
     Credentials,
@@ -423,20 +424,23 @@ class Connections:
         if claim.kind == REPLACE and self._is_loose(other):
             args = claim, nonces, sock, signing
             threading.Thread(target=self._replace, args=args, daemon=True).start()
-        elif claim.kind == RESUME and link is not None and is_same and self._may_resume(link):
+        elif link is not None and is_same and self._may_resume(link, claim):
             link.check_received(claim.received)
             self._loop.unwatch(link.sock)
             link.fall("the other side made it again", self.rejoin)
             _send(sock, wire.pack_welcome(self._known, claim, link.received, nonces))
             self._resume(other, sock, signing, claim.received)
-        elif claim.kind == FIRST and other in self._expected and link is None and is_same:
+        elif claim.kind == FIRST and other in self._expected and is_same and self._handler is None:
             _send(sock, wire.pack_welcome(self._known, claim, 0, nonces))
             self._stand(other, sock, signing)
         else:
             raise ProtocolError(f"worker {other} isn't expected here")
 
-    def _may_resume(self, link: Connection) -> bool:
-        return self._handler is not None and not (link.refused or link.ended or link.away)
+    def _may_resume(self, link: Connection, claim: Claim) -> bool:
+        """Whether a connection may be made again; one that was never answered is, with FIRST."""
+        if self._handler is None or link.refused or link.ended or link.away:
+            return False
+        return claim.kind == RESUME or (claim.kind == FIRST and not link.received)
 
     def _signing(self, nonces: bytes, *, connects: bool) -> Signing | None:
         return Signing(self._known, nonces, connects=connects) if self._known.signed else None
@@ -455,14 +459,15 @@ class Connections:
                 with self._loop.turn:
                     self._begin_incarnation(other, claim.incarnation)
                     if self._handler is None:  # nobody has come anywhere yet
-                        sock.sendall(welcome + bytes(8 * self.membership.told_by[other]))
+                        words = bytes(8 * self.membership.told_by[other])
+                        sock.sendall(welcome + words + _tag(signing, words))
                         self._stand(other, sock, signing)
                         return
                     self._part(other)
                 link = self.links[other]
 
                 def let_in(words: bytes) -> None:
-                    sock.sendall(welcome + words)
+                    sock.sendall(welcome + words + _tag(signing, words))
                     link.renew(sock, signing)
 
                 incoming = self._handler.replaced(other, let_in)
@@ -518,15 +523,17 @@ class Connections:
         _send(sock, wire.pack_claim(self._known, claim, greeting, nonce))
         answer = yield WELCOME.size
         theirs = wire.check_welcome(self._known, claim, nonces, answer)
-        if kind == REPLACE and (words := self.membership.told_by.get(other, 0)):
-            self.told[other] = yield 8 * words
-        elif kind == REPLACE:
-            self.told[other] = b""
+        signing = self._signing(nonces, connects=True)
+        if kind == REPLACE:
+            size = 8 * self.membership.told_by.get(other, 0)
+            rest = (yield size + (TAG if signing else 0)) if size or signing else b""
+            if signing is not None:
+                signing.check(b"told", [rest[:size]], rest[size:])
+            self.told[other] = rest[:size]
         if kind == RESUME:
             self.links[other].check_received(theirs)
         self._loop.unwatch(sock)
         self._calls.pop(other, None)
-        signing = self._signing(nonces, connects=True)
         if kind == RESUME:
             self._resume(other, sock, signing, theirs)
         else:
@@ -551,6 +558,11 @@ class Connections:
         while time.monotonic() < until and not all(x.is_done() for x in self.links.values()):
             threading.Event().wait(1e-3)
         self._loop.close()
+
+
+def _tag(signing: Signing | None, words: bytes) -> bytes:
+    """The MAC of the counts that a worker is told on joining late, if there are to be MACs."""
+    return signing.tag(b"told", [words]) if signing is not None else b""
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
