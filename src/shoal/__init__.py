@@ -17,11 +17,11 @@ if TYPE_CHECKING:
         environments,
         fused,
         impala,
-        looked_on,
         multi_learner,
         sebulba,
         single_learner_coarse,
         single_learner_fine,
+        with_observer,
     )
     from shoal.planning.policy import (
         PER_BATCH,
@@ -87,7 +87,7 @@ _HOMES = {
     "load": "shoal.runs.playing",
     "load_plan": "shoal.runs.saved_plans",
     "save_plan": "shoal.runs.saved_plans",
-    "looked_on": "shoal.planning.policies",
+    "with_observer": "shoal.planning.policies",
     "max": "shoal.tracing.agree",
     "mean": "shoal.tracing.agree",
     "min": "shoal.tracing.agree",
@@ -138,7 +138,6 @@ __all__ = [
     "interpret",
     "load",
     "load_plan",
-    "looked_on",
     "max",
     "mean",
     "min",
@@ -158,6 +157,7 @@ __all__ = [
     "train",
     "verify",
     "weighted_mean",
+    "with_observer",
 ]
 
 

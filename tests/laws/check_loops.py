@@ -195,7 +195,7 @@ def told(error: BaseException) -> str:
 def is_asynchronous(plan) -> bool:
     """Whether what a plan computes depends on what comes first."""
     late = [c.flow for c in plan.channels if isinstance(c.flow, shoal.Latest)]
-    return bool(plan.free) or any(flow.max_lag != 0 for flow in late)
+    return bool(plan.asynchronous) or any(flow.max_lag != 0 for flow in late)
 
 
 def run(plan, case, start):

@@ -161,7 +161,7 @@ def expected(algorithm: str, form: str) -> Verdict:
 
 def depends_on_timing(plan: Any) -> bool:
     """Whether there are no exact numbers: who comes first matters, or how new the newest is."""
-    return bool(plan.free) or any(is_news(c.flow) for c in plan.channels)
+    return bool(plan.asynchronous) or any(is_news(c.flow) for c in plan.channels)
 
 
 def is_news(flow: Any) -> bool:

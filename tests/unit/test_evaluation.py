@@ -180,9 +180,9 @@ def test_what_cannot_be_evaluated_is_refused():
 
 def test_in_python_nothing_crosses_but_what_is_played_by():
     judged = Evaluated(Greedy(), every=1)
-    policy = shoal.looked_on(shoal.single_learner_coarse(1), "evaluator", "evaluate")
+    policy = shoal.with_observer(shoal.single_learner_coarse(1), "evaluator", "evaluate")
     plan = shoal.plan(shoal.trace(judged, PYTHON, envs=2), policy, ONE)
-    assert plan.onlookers == {"evaluator"}
+    assert plan.observers == {"evaluator"}
     crossing = [v for c in plan.channels if c.reader == "evaluator" for v in c.values]
     assert crossing == ["training.ask"]
 

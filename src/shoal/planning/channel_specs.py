@@ -160,14 +160,14 @@ def _gate(plan: Plan, channel: Channel, cells: Iterable[ArraySpec]) -> Gate:
     gate = Gate(channel.name, channel.writer, channel.reader, tuple(sources), channel.flow, 2)
     capacity = channel.flow.capacity if isinstance(channel.flow, Queue) else gate.lag + 2
     admits, bound = _admission(plan, channel)
-    anew = channel.reader in plan.onlookers
+    anew = channel.reader in plan.observers
     return replace(gate, capacity=capacity, admits=admits, bound=bound, anew=anew)
 
 
 def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
     """How many turns each free end may have under way, and how late they may be used."""
     queues = [c for c in plan.channels if takes_some(c.flow)]
-    bounded = plan.free - plan.onlookers
+    bounded = plan.asynchronous - plan.observers
     news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in bounded]
     if channel not in (*queues, *news):
         return 0, None

@@ -23,7 +23,7 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
     }
     free = [name for name in sites.nodes if name not in homes]
-    strange = {name: _strangers(sites, homes, set(free), name) for name in distribution.onlookers}
+    strange = {name: _strangers(sites, homes, set(free), name) for name in distribution.observers}
     taking_part = [f for f in distribution.fragments if f.name not in strange]
     fallback = frozenset({min(taking_part, key=lambda f: distribution.ends(f.name)).name})
     homes |= dict.fromkeys(free, fallback)

@@ -107,9 +107,9 @@ def numbered(plan: Plan) -> Iterator[ShoalError]:
     for fragment in plan.distribution.fragments:
         found = plan.spread.findings.get(fragment.name)
         served = plan.distribution.clients(fragment.name) is not None
-        free = fragment.name in plan.free and plan.shares(fragment.name) < plan.distribution.ends(
+        free = fragment.name in plan.asynchronous and plan.shares(
             fragment.name
-        )
+        ) < plan.distribution.ends(fragment.name)
         if found and found.numbered and (served or free):
             why = "serves groups as they come" if served else "turns at its own pace"
             yield CutError(

@@ -39,7 +39,7 @@ def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]
             "and its own replicas would each take others",
             f'Give `{reader}` one replica, or let it take "all".',
         )
-    if reader in plan.free:
+    if reader in plan.asynchronous:
         yield CutError(
             f"`{reader}` takes the first {take} of {ends} replicas of `{writer}` to come, "
             "and also goes in lockstep with them",
@@ -50,7 +50,7 @@ def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]
 def _same_for_all(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
     ends = plan.ends(channel.writer)
     for other in plan.channels:
-        joined = other.reader == channel.reader and other.writer in plan.free
+        joined = other.reader == channel.reader and other.writer in plan.asynchronous
         if joined and (other.flow != channel.flow or plan.ends(other.writer) != ends):
             yield CutError(
                 f"`{channel.reader}` joins what `{channel.writer}` and `{other.writer}` make, "

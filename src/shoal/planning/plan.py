@@ -102,12 +102,12 @@ class Plan:
         return len({place.host for place in ends}) > 1
 
     @cached_property
-    def free(self) -> frozenset[str]:
+    def asynchronous(self) -> frozenset[str]:
         """Fragments that turn at their own pace: their reader takes the first that come, or none.
 
         Who has no reader at all, and looks only at the newest there is, is waited for by nobody.
         """
-        found = {c.writer for c in self.channels if takes_some(c.flow)} | self.onlookers
+        found = {c.writer for c in self.channels if takes_some(c.flow)} | self.observers
         return frozenset().union(*(self.in_step(fragment) for fragment in found))
 
     def in_step(self, fragment: str) -> frozenset[str]:
@@ -120,7 +120,7 @@ class Plan:
         return frozenset(found)
 
     @cached_property
-    def onlookers(self) -> frozenset[str]:
+    def observers(self) -> frozenset[str]:
         """Fragments that look at the newest of others, however old, and that nobody reads from."""
         looks = {c.reader for c in self.channels if c.flow == Latest(None)}
         waits = {c.reader for c in self.channels if c.flow != Latest(None)}
@@ -134,7 +134,7 @@ class Plan:
         that go in step do so end by end, so that the ends of one number begin anew together.
         """
         some = {c.writer for c in self.channels if takes_some(c.flow)}
-        found = [f for f in self.free if f in self.onlookers or some <= self.in_step(f)]
+        found = [f for f in self.asynchronous if f in self.observers or some <= self.in_step(f)]
         return frozenset(f for f in found if self._is_loose(self.in_step(f)))
 
     def _is_loose(self, party: frozenset[str]) -> bool:
@@ -189,7 +189,7 @@ class Plan:
     def shares(self, fragment: str) -> int:
         """Over how many of a fragment's ends the environments of a tick are divided."""
         ends = self.distribution.ends(fragment)
-        return ends * self.seen // self.graph.envs if fragment in self.free else ends
+        return ends * self.seen // self.graph.envs if fragment in self.asynchronous else ends
 
     @cached_property
     def spread(self) -> Spread:

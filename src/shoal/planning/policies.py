@@ -225,7 +225,7 @@ def check_counts(**counts: Replicas | None) -> None:
             raise SettingError(f"{name}={count}", f"Set {name} to 1 or more.")
 
 
-def looked_on(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:
+def with_observer(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:
     """The same, with some stages in a fragment that looks at the newest and nobody waits for."""
     wires = tuple(Wire(f.name, name, Latest(None)) for f in distribution.fragments)
     return replace(

@@ -274,7 +274,7 @@ class DistributionPolicy:
         return next(f for f in self.fragments if f.name == name)
 
     @property
-    def onlookers(self) -> frozenset[str]:
+    def observers(self) -> frozenset[str]:
         """Fragments that are to read the newest of others and nothing else."""
         news = {w.reader for w in self.wires if w.flow == Latest(None)}
         return frozenset(news - {w.reader for w in self.wires if w.flow != Latest(None)})

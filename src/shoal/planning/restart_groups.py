@@ -18,7 +18,9 @@ Group = tuple[Replica, ...]
 def groups(plan: Plan) -> tuple[Group, ...]:
     """The ends of free fragments, each with those that it goes in step with."""
     found = []
-    for fragments in dict.fromkeys(tuple(sorted(plan.in_step(f))) for f in sorted(plan.free)):
+    for fragments in dict.fromkeys(
+        tuple(sorted(plan.in_step(f))) for f in sorted(plan.asynchronous)
+    ):
         counts = {plan.ends(fragment) for fragment in fragments}
         ends = [[(f, end) for end in range(plan.ends(f))] for f in fragments]
         # As many of each: the first goes with the first, and so on.
@@ -26,7 +28,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
     return tuple(tuple(group) for group in found)
 
 
-def parties(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
+def worker_groups(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
     """For each worker, those that hold ends of the same groups, itself too."""
     ends = {
         (f, end): number
@@ -41,7 +43,7 @@ def parties(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int,
     return tuple(tuple(sorted(found[number])) for number in range(len(seats)))
 
 
-def party_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
+def group_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
     """The workers that begin anew with one, itself too."""
     return next((party for party in every if worker in party), frozenset({worker}))
 

@@ -20,7 +20,7 @@ from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.planning.policies import POLICIES, fused, looked_on, single_learner_coarse
+from shoal.planning.policies import POLICIES, fused, single_learner_coarse, with_observer
 from shoal.planning.policy import DistributionPolicy
 from shoal.roles import with_roles
 from shoal.runs.folder import locked, new_folder
@@ -306,7 +306,9 @@ def beside_evaluation(job: Job, distribution: DistributionPolicy) -> Distributio
     names = {name for fragment in distribution.fragments for name in fragment.stages}
     is_apart = len(distribution.fragments) > 1 and STAGE not in names
     evaluates = isinstance(job.algorithm, Evaluated)
-    return looked_on(distribution, "evaluator", STAGE) if evaluates and is_apart else distribution
+    return (
+        with_observer(distribution, "evaluator", STAGE) if evaluates and is_apart else distribution
+    )
 
 
 def ensure_devices(distribution: DistributionPolicy) -> None:

@@ -73,7 +73,7 @@ class RunCallbacks:
     `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
     ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
     it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
-    onlookers have made of a tick's values, when they have. `stand` may ask now and then how
+    observers have made of a tick's values, when they have. `stand` may ask now and then how
     workers of their own processes are. What they raise stops the run. `mending` says how workers
     that are lost are replaced, if they can be while the others go on; `scale`, how many replicas
     there are to be of fragments whose replicas come and go, where that is said.
@@ -129,7 +129,7 @@ class RunHandle(Protocol):
         ...
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of onlookers, with the tick whose values they looked at."""
+        """Metrics of observers, with the tick whose values they looked at."""
         ...
 
     def statuses(self) -> dict[str, WorkerStatus]:

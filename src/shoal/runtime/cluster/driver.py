@@ -255,7 +255,7 @@ class ProcessRun:
                     self._failure = self._failure or told.error
 
     def _counts(self, held: Sequence[tuple[str, int]]) -> bool:
-        return any(fragment not in self._plan.free for fragment, _ in held)
+        return any(fragment not in self._plan.asynchronous for fragment, _ in held)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Metrics of whole ticks, in order; raises at the first that has a NaN."""
@@ -281,7 +281,7 @@ class ProcessRun:
         self._at(number, "fail", number, what, fix)
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """What onlookers have shown, as far as `ready` has seen it come."""
+        """What observers have shown, as far as `ready` has seen it come."""
         return self._collector.looked()
 
     def snapshots(self) -> Iterator[Snapshot]:
@@ -297,7 +297,7 @@ class ProcessRun:
         """The state that all ends have reached together, or the last that they all kept."""
         self._sites.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
         ended = self._kept()[FINAL]
-        counted = {r: t for r, t in ended.items() if r[0] not in self._plan.free}
+        counted = {r: t for r, t in ended.items() if r[0] not in self._plan.asynchronous}
         if len(set(counted.values())) == 1 and min(counted.values()) >= 0:
             return self._whole(self._banks(FINAL), self._counted(ended))
         good = self._good(min((t for t in counted.values() if t >= 0), default=2**62))
@@ -313,7 +313,7 @@ class ProcessRun:
 
     def _counted(self, ticks: Mapping[Replica, int]) -> int:
         """The tick of those that count them, or the bank."""
-        return next(tick for (f, _), tick in ticks.items() if f not in self._plan.free)
+        return next(tick for (f, _), tick in ticks.items() if f not in self._plan.asynchronous)
 
     def _banks(self, bank: int) -> dict[Replica, int]:
         """For each end, `bank`; for free ones only if it is of use, or else their newest.
@@ -324,13 +324,13 @@ class ProcessRun:
         kept, together = self._kept(), groups(self._plan)
         newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
         mine = newest_together({bank: kept[bank]} if bank >= FINAL else {}, together)
-        counted = [r for r in self._layout.posts if r[0] not in self._plan.free]
+        counted = [r for r in self._layout.posts if r[0] not in self._plan.asynchronous]
         return newest | mine | dict.fromkeys(counted, bank)
 
     def _good(self, tick: int) -> Snapshot:
         """The newest state that all ends kept at or before `tick`."""
         kept = self._kept()
-        counted = [r for r in self._layout.posts if r[0] not in self._plan.free]
+        counted = [r for r in self._layout.posts if r[0] not in self._plan.asynchronous]
         ticks = [{kept[bank][r] for r in counted} for bank in range(BANKS)]
         usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
         usable = {t: bank for t, bank in usable.items() if t <= tick}

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.errors import LostError
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.program import Channel
-from shoal.planning.restart_groups import Kept, groups, newest_together, parties
+from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.host_agent import Joins, Left, Shares
@@ -120,7 +120,7 @@ class Supervisor:
 
     @cached_property
     def _parties(self) -> tuple[Party, ...]:
-        return parties(self.plan, self.seats)
+        return worker_groups(self.plan, self.seats)
 
     @property
     def empty(self) -> set[int]:

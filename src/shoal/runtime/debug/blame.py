@@ -32,7 +32,12 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
             "",
             tick,
         )
-    if any(s.host for s in plan.graph.stages) or plan.free or any_latest(plan) or plan.saved:
+    if (
+        any(s.host for s in plan.graph.stages)
+        or plan.asynchronous
+        or any_latest(plan)
+        or plan.saved
+    ):
         return _not_replayed(good, tick, bad)
     delayed = Delayed(plan)
     inputs = delayed.start(good.values, good.past)

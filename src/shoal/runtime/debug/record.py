@@ -72,7 +72,7 @@ def check_reader(plan: Plan, edge: str) -> str:
     if plain not in edges(plan):
         raise UnknownNameError("edge", plain, edges(plan))
     reader = plain.partition(">")[2]
-    if reader in plan.free:
+    if reader in plan.asynchronous:
         raise SettingError(
             f"`{reader}` is asynchronous, so its ticks are not those of the run",
             f"Record what others read: {', '.join(e for e in edges(plan) if e != plain)}.",

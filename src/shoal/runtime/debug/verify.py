@@ -77,7 +77,9 @@ class Course:
 
 def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> Verification:
     """Compare `plan` with the fused program, delayed as the plan's lags say, from one state."""
-    if plan.free or any(isinstance(c.flow, Latest) and c.flow.max_lag != 0 for c in plan.channels):
+    if plan.asynchronous or any(
+        isinstance(c.flow, Latest) and c.flow.max_lag != 0 for c in plan.channels
+    ):
         raise SettingError(
             f"what {plan.distribution.name} computes depends on who comes first, "
             "so there are no numbers to compare it with",

@@ -62,7 +62,7 @@ def make_spec(plan: Plan, program: Program) -> FragmentSpec:
         ends,
         len(plan.ends_of(fragment, 0)),
         plan.graph.envs // ends,
-        is_free=fragment in plan.free,
+        is_free=fragment in plan.asynchronous,
         is_served=is_served,
         is_copied=plan.is_copied or not program.compiles,
         alone=_alone(plan, lowering),

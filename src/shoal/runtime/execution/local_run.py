@@ -108,7 +108,7 @@ class LocalRun:
             yield tick, shown
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """What onlookers have shown."""
+        """What observers have shown."""
         return self._collector.looked()
 
     def statuses(self) -> dict[str, WorkerStatus]:
@@ -176,7 +176,7 @@ class LocalRun:
             held = [share.past for (f, _), share in in_order if f == line.writer]
             for name in past_names(line):
                 past[name] = self._joined(value_of(name), [rows[name] for rows in held])
-        tick = next(s.tick for (f, _), s in in_order if f not in plan.free)
+        tick = next(s.tick for (f, _), s in in_order if f not in plan.asynchronous)
         under_way = max(share.under_way for share in shares.values())
         return Snapshot(tick, values, past, under_way=under_way)
 

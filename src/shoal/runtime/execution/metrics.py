@@ -35,22 +35,22 @@ class Collector:
     """Takes each end's metrics of each tick; gives them back by whole ticks, in order.
 
     Free ends have ticks of their own: what they have shown since the last tick goes with the next.
-    What onlookers show is kept apart, by the tick that they looked at.
+    What observers show is kept apart, by the tick that they looked at.
     """
 
     def __init__(self, plan: Plan, programs: list[Program], first: int = 0) -> None:
         self._queue: queue.SimpleQueue[tuple[int, Replica, dict[str, Any], tuple[int, ...]]] = (
             queue.SimpleQueue()
         )
-        counted = [p for p in programs if p.fragment not in plan.free]
+        counted = [p for p in programs if p.fragment not in plan.asynchronous]
         shows = [p for p in counted if p.metrics] or counted
         self._ends = {p.fragment: plan.ends(p.fragment) for p in shows}
-        free = plan.free - plan.onlookers
+        free = plan.asynchronous - plan.observers
         self._free = {p.fragment for p in programs if p.fragment in free and p.metrics}
-        self._onlookers = {p.fragment for p in programs if p.fragment in plan.onlookers}
+        self._observers = {p.fragment for p in programs if p.fragment in plan.observers}
         self._axis = {m.outer: plan.graph.values[m.inner].axis for m in plan.graph.metrics}
         self._shape = {m.outer: plan.graph.values[m.inner].shape for m in plan.graph.metrics}
-        late = [c for c in plan.channels if is_late(c.flow) and c.reader not in plan.onlookers]
+        late = [c for c in plan.channels if is_late(c.flow) and c.reader not in plan.observers]
         self._measures = {c.writer for c in late} & set(self._ends)
         self._looked: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._parts: dict[int, dict[Replica, dict[str, Any]]] = {}
@@ -99,19 +99,19 @@ class Collector:
         self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
     ) -> None:
         """Take metrics as they lie on the device; never waits for them."""
-        onlooks = replica[0] in self._onlookers
-        if not onlooks and replica[0] not in self._ends and replica[0] not in self._free:
+        observes = replica[0] in self._observers
+        if not observes and replica[0] not in self._ends and replica[0] not in self._free:
             return
         for x in metrics.values():
             if hasattr(x, "copy_to_host_async"):
                 x.copy_to_host_async()
-        if onlooks:
+        if observes:
             self._looked.put((tick, metrics))
         else:
             self._queue.put((tick, replica, metrics, lags))
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """What onlookers have shown since, each with the tick whose values they looked at."""
+        """What observers have shown since, each with the tick whose values they looked at."""
         while not self._looked.empty():
             tick, metrics = self._looked.get()
             yield tick, {name: np.asarray(x) for name, x in metrics.items()}

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from shoal.errors import RunError
-from shoal.planning.restart_groups import party_of
+from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.channel import Waker
 from shoal.runtime.logs import Say, to_stderr
 from shoal.runtime.net import wire
@@ -144,7 +144,7 @@ class Connections:
         A worker that joins late connects to all but those that do so with it.
         """
         others = frozenset(others)
-        group = others & party_of(self.membership.groups, self.me)
+        group = others & group_of(self.membership.groups, self.me)
         is_late = self.membership.incarnation or listener is None
         self._first = group if is_late else others
         self._expected = frozenset(other for other in self._first if other > self.me)
@@ -483,7 +483,7 @@ class Connections:
         if incarnation < self._incarnations.get(other, 0):
             raise ProtocolError(f"another has taken the place of worker {other} since")
         self._incarnations[other] = incarnation
-        for one in party_of(self.membership.groups, other) & self.links.keys() - {other}:
+        for one in group_of(self.membership.groups, other) & self.links.keys() - {other}:
             if self._incarnations.get(one, 0) < incarnation and not self.links[one].away:
                 self._part(one)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from shoal.errors import PlaceError
 from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
-from shoal.planning.restart_groups import party_of
+from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.shared_memory import Room
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.net.codec import check_packing
@@ -135,7 +135,7 @@ class RemoteChannels:
 
     def group(self, worker: int) -> frozenset[int]:
         """The workers that restart together with one, itself too."""
-        return party_of(self.groups, worker)
+        return group_of(self.groups, worker)
 
     def for_incarnation(self, incarnation: int, addresses: Mapping[int, Address]) -> RemoteChannels:
         """The same for a worker that takes another's place, with the addresses of its group."""

@@ -104,7 +104,7 @@ CELLS = [(name, backend) for name in POLICIES for backend in ("inline", "threads
 
 @pytest.mark.parametrize(("name", "backend"), [*CELLS, ("coarse", "processes")])
 def test_looking_on_changes_nothing_and_sees_what_there_is_at_a_tick(name, backend):
-    result, seen, looked = run(shoal.looked_on(POLICIES[name], "onlooker", "gaze"), backend)
+    result, seen, looked = run(shoal.with_observer(POLICIES[name], "observer", "gaze"), backend)
     for value, wanted in alone(name, backend).items():
         assert difference(result.values[f"chase.{value}"], wanted) == 0, value
     assert [tick for tick, _ in seen] == list(range(TICKS))
@@ -119,24 +119,24 @@ def test_looking_on_changes_nothing_and_sees_what_there_is_at_a_tick(name, backe
 
 def test_nobody_waits_for_who_looks_on():
     GO_ON.clear()
-    policy = shoal.looked_on(shoal.single_learner_coarse(2), "onlooker", "gaze")
+    policy = shoal.with_observer(shoal.single_learner_coarse(2), "observer", "gaze")
     _, seen, looked = run(policy, "threads", stares=True)  # it looks on until the last tick is over
     assert [tick for tick, _ in seen] == list(range(TICKS))
     assert len(looked) <= 2
 
 
-def test_onlookers_read_news_only_and_nobody_reads_from_them():
+def test_observers_read_news_only_and_nobody_reads_from_them():
     coarse = shoal.single_learner_coarse(2)
-    plan = shoal.plan(graph(), shoal.looked_on(coarse, "onlooker", "gaze"), ONE)
-    assert plan.onlookers == plan.free == {"onlooker"}
+    plan = shoal.plan(graph(), shoal.with_observer(coarse, "observer", "gaze"), ONE)
+    assert plan.observers == plan.asynchronous == {"observer"}
     bounded = [shoal.Wire(w.writer, w.reader, shoal.Latest(1)) for w in plan.distribution.wires]
     for wires in ((), tuple(bounded)):
         others = shoal.plan(graph(), replace(plan.distribution, wires=wires), ONE)
-        assert others.onlookers == others.free == frozenset()
+        assert others.observers == others.asynchronous == frozenset()
 
 
 def test_looking_on_can_go_on_from_a_snapshot():
-    policy = shoal.looked_on(shoal.single_learner_coarse(2), "onlooker", "gaze")
+    policy = shoal.with_observer(shoal.single_learner_coarse(2), "observer", "gaze")
     plan, kept = shoal.plan(graph(), policy, ONE), []
     due = iter([TICKS // 2])
     watching = RunCallbacks(lambda *_: None, lambda tick: next(due, None), kept.append)
