@@ -38,7 +38,7 @@ def planned(policy, loop="ppo"):
         (asynchronous(take=5), "is to take 5 of 4 replicas"),
         (asynchronous(max_lag=2), "only 3 of 4 replicas of `actor` could work"),
         (asynchronous(learners=2), "its own replicas would each take others"),
-        (asynchronous(back=shoal.Lockstep()), "also goes in lockstep with them"),
+        (asynchronous(back=shoal.Lockstep()), "is also in lockstep with them"),
     ],
     ids=["too many", "too little lag", "two learners", "lockstep"],
 )
@@ -99,7 +99,7 @@ class Told:
 
 
 def test_a_turn_begins_from_one_piece_of_news():
-    with pytest.raises(shoal.ShoalError, match="would begin from news of `learner` twice"):
+    with pytest.raises(shoal.ShoalError, match="latest values of `learner` twice"):
         shoal.plan(shoal.trace(Told(), envs=8), shoal.impala(2, inference=1), ONE)
 
 

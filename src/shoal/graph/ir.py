@@ -58,7 +58,7 @@ class Stage:
     writes: tuple[str, ...]
     source: str = ""
     host: bool = False
-    on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
+    on_policy: str = ""  # what to do where a lag is wanted; "": a lag is allowed
     agrees: bool = False
     body: Graph | None = None
     role: str = ""  # `env`: it steps environments

@@ -3,13 +3,13 @@
 The program of every replica is derived from the one trace of the whole loop, so a value is always
 the whole value of that trace; a layout says what of it a replica has. `Replicated`: all of it.
 `Sharded`: its own rows. `Partial`: a summand (or candidate for a maximum or minimum), the whole
-being the sum over replicas. `Varying`: something else, from which the whole can't be told.
+being the sum over replicas. `Varying`: something else, from which the whole can't be computed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Fault:
     what: str
     fix: str
     source: str = ""
-    cause: Cause = NO_CAUSE  # what had spoilt the value before, if anything had
+    cause: Cause = NO_CAUSE  # what replicas came to differ by before, if by anything
 
 
 @dataclass(slots=True)
@@ -190,13 +190,3 @@ def outside(layout: Layout) -> Layout:
             return Replicated(frozenset(i + 1 for i in uniform))
         case _:
             return layout
-
-
-def layout_json(layout: Layout) -> dict[str, Any]:
-    """A layout as plain data, for prints."""
-    found: dict[str, Any] = {"kind": type(layout).__name__.lower()}
-    if isinstance(layout, Sharded):
-        found["axis"] = layout.axis
-    if isinstance(layout, Partial):
-        found["how"] = layout.how
-    return found

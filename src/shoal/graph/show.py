@@ -66,7 +66,7 @@ def _short(node: Node) -> str:
 
 
 def summary(values: Sequence[Value], most: int = 3) -> str:
-    """Values by how their names begin, largest first, with their bytes."""
+    """Values by the prefixes of their names, largest first, with their bytes."""
     sizes: dict[str, int] = {}
     for value in values:
         head = _head(name_text(value.name).rstrip("'"), 2)

@@ -1,4 +1,4 @@
-"""How values, sizes and places are said to a person."""
+"""Values, sizes and places as text for people."""
 
 import re
 from collections import defaultdict
@@ -8,12 +8,12 @@ from typing import Any
 Json = Mapping[str, Any]
 Row = tuple[str, str, str]
 
-ROWS = 12  # more values than this are summed up by how their names begin
+ROWS = 12  # more values than this are grouped by the prefixes of their names
 NAMES = 2  # as many names as a label has room for
 
 
 def size_text(count: float) -> str:
-    """Bytes as a person says them: `38 kB`, `2.1 MB`."""
+    """Bytes as text: `38 kB`, `2.1 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if count >= 9.95 or unit == "B" else f"{count:.1f} {unit}"
@@ -48,7 +48,7 @@ def place_text(places: Sequence[str]) -> str:
 
 
 def value_rows(values: Iterable[Json]) -> tuple[Row, ...]:
-    """Name, spec and size of each value; many values are summed up by how their names begin."""
+    """Name, spec and size of each value; many values are grouped by prefix."""
     groups = _groups(list(values), ROWS)
     return tuple(
         (name, _spec_of(group), size_text(sum(v["bytes"] for v in group)))
@@ -57,7 +57,7 @@ def value_rows(values: Iterable[Json]) -> tuple[Row, ...]:
 
 
 def what_text(values: Sequence[Json]) -> str:
-    """What the values are, largest first, by the shortest beginnings that tell them apart."""
+    """What the values are, largest first, by the shortest prefixes that distinguish them."""
     names = {value["name"]: name_text(value["name"]).rstrip("'") for value in values}
     sizes: dict[str, int] = defaultdict(int)
     depth = next((d for d in range(1, 9) if len({_head(n, d) for n in names.values()}) > 1), 1)

@@ -1,4 +1,4 @@
-"""Which fragment a distribution policy gives each stage; nested stages it names are laid open."""
+"""Which fragment a distribution policy gives each stage; nested stages it names are opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.planning.policy import PER_BATCH, PER_ENV, THE_REST, DistributionPoli
 
 
 def assign_stages(graph: Graph, distribution: DistributionPolicy) -> tuple[Graph, dict[str, str]]:
-    """`graph` with nested stages laid open where they are named, and each stage's fragment."""
+    """`graph` with nested stages opened where they are named, and each stage's fragment."""
     check_names(graph, distribution)
     opened = {
         full.rsplit("/", 1)[0] for full, _ in nested_stages(graph) if _chosen(full, distribution)

@@ -1,4 +1,4 @@
-"""What workers have to know of a channel: who takes from whom, and how a message lies in memory."""
+"""A channel as workers need it: its endpoints, and the memory layout of its messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shoal.planning.plan import Plan
 from shoal.planning.policy import PLAIN, Flow, Latest, Packed, Queue, lag_of, takes_some
 from shoal.planning.program import Channel
 
-ADMITTED = 16  # turns that an end may have under way where nothing else bounds them
+ADMITTED = 16  # turns that an endpoint may have in flight where nothing else bounds them
 KEY_WORDS = 2  # a key's data, in 32-bit words
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One channel: for each of its reader's ends, the writer's ends it takes from."""
+    """One channel: for each endpoint of its reader, the endpoints of the writer it takes from."""
 
     name: str
     writer: str
@@ -25,9 +25,9 @@ class Gate:
     sources: tuple[tuple[int, ...], ...]
     flow: Flow
     capacity: int
-    admits: int = 0  # how many turns a free reader may have under way; 0: it isn't free
-    bound: int | None = None  # how many ticks late a turn may be used that a free writer began
-    anew: bool = False  # its reader waits for something newer than what it has seen
+    admits: int = 0  # turns that an asynchronous reader may have in flight; 0: it is none
+    bound: int | None = None  # the lag in ticks that a turn may be used with
+    anew: bool = False  # its reader waits for a newer value than it has seen
     # By writer's end: the reader's ends that take from it, and the writer's ends they also read.
     readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     beside: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
@@ -52,7 +52,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `start` to `stop` of what one writer's end sends."""
+    """Rows `start` to `stop` of what one endpoint of the writer sends."""
 
     writer: int
     start: int
@@ -60,7 +60,7 @@ class Piece:
 
 
 def pieces(rows: int, writers: int, readers: int) -> tuple[tuple[Piece, ...], ...]:
-    """For each reader's end, the pieces of the writers' ends that make up its rows."""
+    """For each endpoint of the reader, the pieces of the writer's that make up its rows."""
     wide, narrow = rows // writers, rows // readers
     found = []
     for reader in range(readers):
@@ -78,11 +78,11 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: str
     axis: int | None
-    stacked: bool = False  # one from each end of the writer
+    stacked: bool = False  # one from each endpoint of the writer
     is_key: bool = False
 
     def rows(self, count: int) -> tuple[int, ...]:
-        """The shape with so many rows."""
+        """The shape with `count` rows."""
         if self.axis is None:
             return self.shape
         return (*self.shape[: self.axis], count, *self.shape[self.axis + 1 :])
@@ -97,7 +97,7 @@ def make_cell(value: Value) -> ArraySpec:
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """A channel's gate, the values of its messages, and how many ends and rows there are."""
+    """A channel's gate, the values of its messages, and how many endpoints and rows there are."""
 
     gate: Gate
     cells: tuple[ArraySpec, ...]
@@ -107,7 +107,7 @@ class ChannelSpec:
 
     @property
     def readers(self) -> int:
-        """How many ends the reader has."""
+        """How many endpoints the reader has."""
         return len(self.gate.sources)
 
     def received(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -165,13 +165,13 @@ def _gate(plan: Plan, channel: Channel, cells: Iterable[ArraySpec]) -> Gate:
 
 
 def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
-    """How many turns each free end may have under way, and how late they may be used."""
+    """How many turns each asynchronous endpoint may have in flight, and their largest lag."""
     queues = [c for c in plan.channels if takes_some(c.flow)]
     bounded = plan.asynchronous - plan.observers
-    news = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in bounded]
-    if channel not in (*queues, *news):
+    latest = [c for c in plan.channels if isinstance(c.flow, Latest) and c.reader in bounded]
+    if channel not in (*queues, *latest):
         return 0, None
-    bounds = [c.flow.max_lag for c in news if isinstance(c.flow, Latest)]
+    bounds = [c.flow.max_lag for c in latest if isinstance(c.flow, Latest)]
     bound = min((b for b in bounds if b is not None), default=None)
     if bound is None:
         return ADMITTED, None

@@ -73,7 +73,7 @@ def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple
 
 
 def starting(fragment: Fragment, distribution: DistributionPolicy, cluster: Cluster) -> int:
-    """How many replicas a fragment begins with: as many as have a CPU each, within its bounds.
+    """How many replicas a fragment starts with: as many as have a CPU each, within its bounds.
 
     Where several are elastic, all have their least before the first gets more.
     """

@@ -23,8 +23,8 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         n.name: frozenset({stages[first_stage(n)]}) for n in sites.nodes.values() if first_stage(n)
     }
     free = [name for name in sites.nodes if name not in homes]
-    strange = {name: _strangers(sites, homes, set(free), name) for name in distribution.observers}
-    taking_part = [f for f in distribution.fragments if f.name not in strange]
+    unrelated = {name: _unrelated(sites, homes, set(free), name) for name in distribution.observers}
+    taking_part = [f for f in distribution.fragments if f.name not in unrelated]
     fallback = frozenset({min(taking_part, key=lambda f: distribution.ends(f.name)).name})
     homes |= dict.fromkeys(free, fallback)
     _to_readers(sites, homes, free, fallback)
@@ -35,7 +35,7 @@ def place_glue(sites: Sites, stages: Mapping[str, str], distribution: Distributi
         for name in free:
             far = around.far_moves(ledger.homes, name) if ledger.total >= AVOIDED else ()
             for move in chain(around.moves(ledger.homes, name), far):
-                if any(n in strange.get(h, ()) for n, where in move.items() for h in where):
+                if any(n in unrelated.get(h, ()) for n, where in move.items() for h in where):
                     continue
                 if ledger.price(move) < ledger.total:
                     ledger.take(move)
@@ -121,7 +121,7 @@ class _Surroundings:
         return self.above[name]
 
     def _beside(self, name: str) -> list[str]:
-        """Who reads what a site makes, or reads the same as it does and so is sent that anyway."""
+        """Sites that read what a site makes, or the same as it does, which they receive anyway."""
         if name not in self.beside:
             node, readers = self.sites.nodes[name], self.sites.readers
             each = (r.name for v in (*node.writes, *node.reads) for r in readers.get(v, ()))
@@ -129,14 +129,14 @@ class _Surroundings:
         return self.beside[name]
 
 
-def _strangers(sites: Sites, homes: Homes, free: set[str], fragment: str) -> set[str]:
+def _unrelated(sites: Sites, homes: Homes, free: set[str], fragment: str) -> set[str]:
     """Glue that neither leads to a stage of `fragment` nor follows from one."""
     stages = {name for name, home in homes.items() if fragment in home}
     known = set[str]()
     for name in [m for stage in stages for m in _makers(sites, stage)]:
         known |= _ancestors(sites, name, free)
     follows = set(stages)
-    for name in sites.nodes:  # in order, so whom a site follows from is known before it
+    for name in sites.nodes:  # in order, so that what a site follows from is known before it
         if name in free and follows.intersection(_makers(sites, name)):
             follows.add(name)
     return free - known - follows

@@ -1,4 +1,4 @@
-"""Who has a value, who needs it, and so what crosses between fragments."""
+"""Which fragments have a value, which need it, and so what crosses between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYWHERE: frozenset[str] = frozenset({"*"})
 
 @dataclass(frozen=True)
 class Sites:
-    """A graph with some loops laid open; every other node is a site: it runs as a whole."""
+    """A graph with some loops opened; every other node is a site: it runs as a whole."""
 
     graph: Graph
     opened: frozenset[str]
@@ -37,7 +37,7 @@ class Sites:
 
     @cached_property
     def loops(self) -> list[tuple[Loop, int]]:
-        """Every loop laid open, and how often it runs in a tick."""
+        """Every opened loop, and how often it runs in a tick."""
         return list(self._loops(self.graph, 1))
 
     @cached_property
@@ -100,7 +100,7 @@ class Sites:
                 value = self.carried[value]
             else:
                 return None
-        raise AssertionError(f"nobody makes {value}")
+        raise AssertionError(f"no site makes {value}")
 
     @cached_property
     def _origins(self) -> dict[str, str | None]:

@@ -59,11 +59,11 @@ def can_not_agree(plan: Plan) -> Iterator[ShoalError]:
     for fragment in plan.distribution.fragments:
         found = plan.spread.findings.get(fragment.name)
         for fault in found.faults if found else ():
-            yield _spoilt_before(plan, fragment.name, fault)
+            yield _fault_error(plan, fragment.name, fault)
 
 
-def _spoilt_before(plan: Plan, fragment: str, fault: Fault) -> ShoalError:
-    """The error for a fault; a stage that can't be divided is named, not who reads from it."""
+def _fault_error(plan: Plan, fragment: str, fault: Fault) -> ShoalError:
+    """The error for a fault; it names a stage that can't be divided, not what reads from it."""
     for site in plan.sites.nodes.values():
         if site.name == fault.cause.node and isinstance(site, Stage):
             lost = Varying(cause=fault.cause)
@@ -72,7 +72,7 @@ def _spoilt_before(plan: Plan, fragment: str, fault: Fault) -> ShoalError:
 
 
 def replicas_disagree(plan: Plan) -> Iterator[ShoalError]:
-    """Values that replicas would each see otherwise, and that leave them all the same."""
+    """Values on which replicas would differ, and that leave them all the same."""
     graph, sites = plan.world.graph, plan.world
     read = {
         (reader, value): node for reader, value, node in sites.needs(plan.homes)
@@ -103,17 +103,17 @@ def _every_share(plan: Plan, name: str) -> Fragment:
 
 
 def numbered(plan: Plan) -> Iterator[ShoalError]:
-    """Replicas that would have to know which environments they hold, and hold no fixed ones."""
+    """Replicas that depend on the indices of their environments, and hold no fixed ones."""
     for fragment in plan.distribution.fragments:
         found = plan.spread.findings.get(fragment.name)
         served = plan.distribution.clients(fragment.name) is not None
-        free = fragment.name in plan.asynchronous and plan.shares(
+        some = fragment.name in plan.asynchronous and plan.shares(
             fragment.name
         ) < plan.distribution.ends(fragment.name)
-        if found and found.numbered and (served or free):
-            why = "serves groups as they come" if served else "turns at its own pace"
+        if found and found.numbered and (served or some):
+            why = "serves groups as they arrive" if served else "is asynchronous"
             yield CutError(
-                f"`{fragment.name}` {why}, but what it does depends on the numbers of the "
+                f"`{fragment.name}` {why}, but what it does depends on the indices of the "
                 "environments that it holds",
                 "Carry what differs from environment to environment (a key, an epsilon) as a row "
                 "of the state, made in init.",
@@ -122,7 +122,7 @@ def numbered(plan: Plan) -> Iterator[ShoalError]:
 
 
 def _has(plan: Plan, fragment: str, value: str) -> bool:
-    """Whether `fragment` has a value without being sent it."""
+    """Whether `fragment` has a value without receiving it."""
     holders = plan.sites.holders(value, plan.homes)
     return holders is EVERYWHERE or fragment in holders
 
@@ -130,7 +130,7 @@ def _has(plan: Plan, fragment: str, value: str) -> bool:
 def _disagreement(
     plan: Plan, fragment: Fragment, node: Node, value: str, layout: Layout
 ) -> ShoalError:
-    """The error for `value`, which replicas of `fragment` would each see otherwise."""
+    """The error for `value`, on which replicas of `fragment` would differ."""
     culprit, site = _culprit(plan, node, cause_of(layout).node)
     replicas, name = fragment.most, name_text(value).rstrip("'")
     homes = [plan.distribution.fragment(home) for home in plan.homes[site.name]]
@@ -205,7 +205,7 @@ def lag_into_on_policy(plan: Plan) -> Iterator[ShoalError]:
     age, and its on-policy stages are welcome to it. What it sends to others is older than theirs.
     """
     stale = {(c.reader, v) for c in plan.channels if is_late(c.flow) for v in c.values}
-    late: dict[str, dict[str, str]] = {}  # by value, who took what it was made with late
+    late: dict[str, dict[str, str]] = {}  # by value and fragment, what it was made with late
     for node in plan.sites.nodes.values():
         older: dict[str, str] = {}
         for value in _sources(plan, node):
@@ -261,7 +261,7 @@ def _size(plan: Plan) -> Callable[[str], int]:
 
 
 def _sources(plan: Plan, node: Node) -> Iterator[str]:
-    """Values behind what `node` reads, through loops that are laid open."""
+    """Values behind what `node` reads, through opened loops."""
     for value in node.reads:
         yield value
         while value in plan.sites.alias:
@@ -311,7 +311,7 @@ def out_of_memory(plan: Plan) -> Iterator[ShoalError]:
 
 
 def _room_of(place: Place) -> str:
-    """Whose memory a place uses: CPUs share their host's."""
+    """What memory a place uses: CPUs share their host's."""
     return place.host if place.device.kind == "cpu" else str(place)
 
 
@@ -331,13 +331,13 @@ LAWS = (
     Law("Replicas hold equally many environments", uneven_replicas),
     Law("What replicas agree on is what the loop has", can_not_agree),
     Law("Replicas agree on what they share", replicas_disagree),
-    Law("Who holds no fixed environments needs no numbers of them", numbered),
+    Law("What holds no fixed environments needs no indices of them", numbered),
     Law("No lag into an on-policy stage", lag_into_on_policy),
     Law("A lag that is asked for holds", lag_that_does_not_hold),
     Law("A lag that is asked for delays something", lag_of_nothing),
     Law("No host stage inside what is compiled whole", host_in_compiled_stage),
-    Law("Who takes the first to come can do without the others", some_first),
-    Law("Who comes and goes is waited for by nobody", coming_and_going),
-    Law("Who serves can serve any group alone", serving),
+    Law("What takes the first to arrive needs no others", some_first),
+    Law("Nothing waits for elastic replicas", coming_and_going),
+    Law("A server can serve any group alone", serving),
     Law("Every place has the memory", out_of_memory),
 )

@@ -1,4 +1,4 @@
-"""Laws of fragments that don't turn in step: readers of the first to come, and servers."""
+"""Laws of asynchronous fragments: queues that take the first replicas to arrive, and servers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal.planning.program import Channel
 
 
 def some_first(plan: Plan) -> Iterator[ShoalError]:
-    """Readers that take the first n replicas, but need all of them, or could starve some."""
+    """Readers that take the first n replicas but need all of them, or could starve some."""
     for channel in plan.channels:
         if isinstance(channel.flow, Queue) and channel.flow.take != "all":
             yield from _one_reader(plan, channel, channel.flow.take)
             yield from _same_for_all(plan, channel)
             yield from _nothing_by_rows(plan, channel)
             yield from _room_for_all(plan, channel, channel.flow.take)
-            yield from _one_beginning(plan, channel)
+            yield from _one_start(plan, channel)
 
 
 def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]:
@@ -35,14 +35,14 @@ def _one_reader(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalError]
         )
     if plan.distribution.ends(reader) > 1:
         yield CutError(
-            f"`{reader}` takes the first {take} replicas of `{writer}` to come, "
+            f"`{reader}` takes the first {take} replicas of `{writer}` to arrive, "
             "and its own replicas would each take others",
             f'Give `{reader}` one replica, or let it take "all".',
         )
     if reader in plan.asynchronous:
         yield CutError(
-            f"`{reader}` takes the first {take} of {ends} replicas of `{writer}` to come, "
-            "and also goes in lockstep with them",
+            f"`{reader}` takes the first {take} of {ends} replicas of `{writer}` to arrive, "
+            "and is also in lockstep with them",
             "Let what it sends them flow as shoal.Latest(max_lag).",
         )
 
@@ -54,7 +54,7 @@ def _same_for_all(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
         if joined and (other.flow != channel.flow or plan.ends(other.writer) != ends):
             yield CutError(
                 f"`{channel.reader}` joins what `{channel.writer}` and `{other.writer}` make, "
-                "but they don't come in the same shares",
+                "but not in the same shares",
                 "Give both wires the same queue, and both fragments as many replicas.",
             )
 
@@ -65,7 +65,7 @@ def _nothing_by_rows(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
         rows = plan.graph.values[before].axis is not None and before != after
         if rows and channel.reader in holders:
             yield CutError(
-                f"`{channel.reader}` takes the first replicas of `{channel.writer}` to come, "
+                f"`{channel.reader}` takes the first replicas of `{channel.writer}` to arrive, "
                 f"but carries `{name_text(before)}`, which has a row for every environment",
                 "Make it in a stage that runs with the environments, or use a distribution policy "
                 "that takes all replicas, such as ape_x.",
@@ -86,38 +86,38 @@ def _room_for_all(plan: Plan, channel: Channel, take: int) -> Iterator[ShoalErro
             )
 
 
-def _one_beginning(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
-    """Turns that would begin from several pieces of news, each of its own age."""
-    party = plan.in_step(channel.writer)
-    news = [c for c in plan.channels if c.reader in party and isinstance(c.flow, Latest)]
-    if len(news) > 1:
-        (one, value), (other, _) = [(c.reader, c.values[0]) for c in news[:2]]
-        told = f"`{one}`" if one == other else f"`{one}` and `{other}`"
-        writers = " and ".join(dict.fromkeys(f"`{c.writer}`" for c in news[:2]))
+def _one_start(plan: Plan, channel: Channel) -> Iterator[ShoalError]:
+    """Turns that would start from several newest values, each with a lag of its own."""
+    group = plan.in_step(channel.writer)
+    latest = [c for c in plan.channels if c.reader in group and isinstance(c.flow, Latest)]
+    if len(latest) > 1:
+        (one, value), (other, _) = [(c.reader, c.values[0]) for c in latest[:2]]
+        readers = f"`{one}`" if one == other else f"`{one}` and `{other}`"
+        writers = " and ".join(dict.fromkeys(f"`{c.writer}`" for c in latest[:2]))
         yield CutError(
-            f"a turn of {told} would begin from news of {writers} twice "
-            f"(`{name_text(value)}`, for one), and not of one age",
-            "Let one fragment alone be told it, or put those that go in step into one, "
+            f"a turn of {readers} would start from the latest values of {writers} twice "
+            f"(`{name_text(value)}`, for example), and with different lags",
+            "Send them to one fragment only, or put those in lockstep into one fragment, "
             "as impala does.",
         )
 
 
 def coming_and_going(plan: Plan) -> Iterator[ShoalError]:
-    """Fragments whose replicas are to come and go, though others wait for each of them."""
+    """Elastic fragments whose replicas others wait for."""
     for fragment in plan.distribution.elastic:
         others = sorted(plan.in_step(fragment.name) - {fragment.name})
         if fragment.name in plan.replaceable and others:
             yield CutError(
                 f"`{fragment.name}` is to have {fragment.least} to {fragment.most} replicas, but "
-                f"`{others[0]}` goes in step with each of them",
+                f"`{others[0]}` is in lockstep with each of them",
                 f"Give it a fixed number, such as {fragment.most}, or put both into one fragment.",
             )
         elif fragment.name not in plan.replaceable:
             yield CutError(
                 f"`{fragment.name}` is to have {fragment.least} to {fragment.most} replicas, but "
-                "others wait for each of them: it doesn't turn at its own pace",
+                "others wait for each of them: it isn't asynchronous",
                 f"Give it a fixed number, such as {fragment.most}, or let its reader take the "
-                "first to come, as impala does, and central with a max_lag.",
+                "first to arrive, as impala does, and central with a max_lag.",
             )
 
 

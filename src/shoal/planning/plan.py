@@ -73,45 +73,45 @@ class Plan:
         return many and any(agrees(node) for node in self.nodes(fragment))
 
     def ends(self, fragment: str) -> int:
-        """How many ends a fragment has on a channel: its shares, or one if they run as one."""
+        """How many endpoints a fragment has on a channel: its shares, or one if they run as one."""
         alone = self.one_program(fragment) and not self.apart
         return 1 if alone else self.distribution.ends(fragment)
 
     def workers(self, fragment: str) -> int:
-        """How many workers hold a fragment's ends."""
+        """How many workers run a fragment's endpoints."""
         alone = self.one_program(fragment) and not self.apart
         return 1 if alone else self.distribution.fragment(fragment).most
 
     def starting(self, fragment: str) -> int:
-        """How many of a fragment's replicas are there at first; others may come later."""
+        """How many replicas a fragment starts with; more may be added later."""
         return starting(self.distribution.fragment(fragment), self.distribution, self.cluster)
 
     def ends_of(self, fragment: str, worker: int) -> range:
-        """The ends that one of a fragment's workers holds."""
+        """The endpoints that one of a fragment's workers runs."""
         each = self.ends(fragment) // self.workers(fragment)
         return range(worker * each, (worker + 1) * each)
 
     def place_of(self, fragment: str, end: int) -> Place:
-        """Where an end runs."""
+        """Where an endpoint runs."""
         each = self.ends(fragment) // self.workers(fragment)
         return self.places[fragment][end // each]
 
     def leaves_host(self, channel: Channel) -> bool:
-        """Whether a channel has ends on several hosts."""
+        """Whether a channel has endpoints on several hosts."""
         ends = self.places[channel.writer] + self.places[channel.reader]
         return len({place.host for place in ends}) > 1
 
     @cached_property
     def asynchronous(self) -> frozenset[str]:
-        """Fragments that turn at their own pace: their reader takes the first that come, or none.
+        """Asynchronous fragments: their reader takes the first replicas to arrive, or is absent.
 
-        Who has no reader at all, and looks only at the newest there is, is waited for by nobody.
+        Observers have none: nothing waits for them.
         """
         found = {c.writer for c in self.channels if takes_some(c.flow)} | self.observers
         return frozenset().union(*(self.in_step(fragment) for fragment in found))
 
     def in_step(self, fragment: str) -> frozenset[str]:
-        """The fragments that one goes in step with, tick by tick; itself too."""
+        """The fragments in lockstep with a fragment, itself included."""
         found = {fragment}
         for _ in self.channels:
             for c in self.channels:
@@ -121,44 +121,44 @@ class Plan:
 
     @cached_property
     def observers(self) -> frozenset[str]:
-        """Fragments that look at the newest of others, however old, and that nobody reads from."""
+        """Fragments that read only the newest values, however old, and that have no reader."""
         looks = {c.reader for c in self.channels if c.flow == Latest(None)}
         waits = {c.reader for c in self.channels if c.flow != Latest(None)}
         return frozenset(looks - waits - {c.writer for c in self.channels})
 
     @cached_property
     def replaceable(self) -> frozenset[str]:
-        """Free fragments that depend on no other's progress: any of their ends may begin anew.
+        """Asynchronous fragments whose endpoints can be restarted while the rest continues.
 
-        All that they are told is news, and who reads from them takes whichever come first. Those
-        that go in step do so end by end, so that the ends of one number begin anew together.
+        They read only the newest values, and their reader takes whichever arrive first. Fragments
+        in lockstep with each other are so endpoint by endpoint, and restart as a group.
         """
         some = {c.writer for c in self.channels if takes_some(c.flow)}
         found = [f for f in self.asynchronous if f in self.observers or some <= self.in_step(f)]
         return frozenset(f for f in found if self._is_loose(self.in_step(f)))
 
-    def _is_loose(self, party: frozenset[str]) -> bool:
-        """Whether fragments that go in step share nothing else with others, or among their ends."""
-        own = [c for c in self.channels if {c.writer, c.reader} & party]
-        inside = [c for c in own if {c.writer, c.reader} <= party]
-        told = [c.flow for c in own if c not in inside and c.reader in party]
-        made = [c.flow for c in own if c not in inside and c.writer in party]
+    def _is_loose(self, group: frozenset[str]) -> bool:
+        """Whether fragments in lockstep wait for no others, and each endpoint only for its own."""
+        own = [c for c in self.channels if {c.writer, c.reader} & group]
+        inside = [c for c in own if {c.writer, c.reader} <= group]
+        taken = [c.flow for c in own if c not in inside and c.reader in group]
+        sent = [c.flow for c in own if c not in inside and c.writer in group]
         return (
-            not any(self.one_program(fragment) for fragment in party)
-            and all(isinstance(flow, Latest) for flow in told)
-            and all(isinstance(flow, Latest) or takes_some(flow) for flow in made)
+            not any(self.one_program(fragment) for fragment in group)
+            and all(isinstance(flow, Latest) for flow in taken)
+            and all(isinstance(flow, Latest) or takes_some(flow) for flow in sent)
             and all(self._is_end_by_end(channel) for channel in inside)
         )
 
     def _is_end_by_end(self, channel: Channel) -> bool:
-        """Whether every end of the reader takes from the writer's of the same number alone."""
+        """Whether endpoint i of the reader takes from endpoint i of the writer alone."""
         stacked = any(self.is_stacked(channel.writer, value) for value in channel.values)
-        alike = self.ends(channel.writer) == self.ends(channel.reader)
+        as_many = self.ends(channel.writer) == self.ends(channel.reader)
         at_once = channel.flow == Lockstep() or isinstance(channel.flow, Serve)
-        return alike and at_once and not stacked
+        return as_many and at_once and not stacked
 
     def batch(self, fragment: str) -> int:
-        """How many environments all ends of a fragment see together in a tick."""
+        """How many environments all endpoints of a fragment see together in a tick."""
         for c in self.channels:
             if c.reader == fragment and isinstance(c.flow, Queue) and c.flow.take != "all":
                 return self.graph.envs * c.flow.take // self.ends(c.writer)
@@ -187,7 +187,7 @@ class Plan:
         return Sites(graph, self.sites.opened)
 
     def shares(self, fragment: str) -> int:
-        """Over how many of a fragment's ends the environments of a tick are divided."""
+        """Over how many of a fragment's endpoints the environments of a tick are divided."""
         ends = self.distribution.ends(fragment)
         return ends * self.seen // self.graph.envs if fragment in self.asynchronous else ends
 
@@ -231,7 +231,7 @@ class Plan:
 
     @property
     def is_copied(self) -> bool:
-        """Whether what is carried is small enough to keep copies of, to go back to."""
+        """Whether the carried state is small enough to keep copies of, for rollbacks."""
         changed = [self.graph.values[b] for b, a in self.graph.carry if a != b]
         return sum(v.nbytes for v in changed) <= MOST_COPIED
 

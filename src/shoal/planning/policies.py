@@ -78,7 +78,7 @@ def impala(
     inference: int = 0,
     ring: int = 1,
 ) -> DistributionPolicy:
-    """Actors at their own pace; a learner that takes the first rollouts to come (IMPALA).
+    """Asynchronous actors; a learner that takes the first rollouts to arrive (IMPALA).
 
     It takes `take` rollouts a tick (half of the actors' unless said), made with parameters at most
     `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead). With
@@ -218,7 +218,7 @@ def ape_x(actors: int = 2, lag: int = 0, max_lag: int | None = None) -> Distribu
 
 
 def check_counts(**counts: Replicas | None) -> None:
-    """Refuse counts below one; None is a count that isn't said."""
+    """Refuse counts below one; None stands for the default."""
     for name, count in counts.items():
         least = count if isinstance(count, int) else min(count or (1,))
         if least < 1:
@@ -226,7 +226,7 @@ def check_counts(**counts: Replicas | None) -> None:
 
 
 def with_observer(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:
-    """The same, with some stages in a fragment that looks at the newest and nobody waits for."""
+    """The same, with some stages in a fragment of observers, which nothing waits for."""
     wires = tuple(Wire(f.name, name, Latest(None)) for f in distribution.fragments)
     return replace(
         distribution,

@@ -64,7 +64,7 @@ class Fragment:
 
     @property
     def most(self) -> int:
-        """How many replicas there are at the most: so many shares the environments have."""
+        """How many replicas there are at the most, and shares of the environments."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     @property
@@ -168,7 +168,7 @@ def is_late(flow: Flow) -> bool:
 
 
 def takes_some(flow: Flow) -> bool:
-    """Whether a reader goes on with some replicas' values, whichever come first."""
+    """Whether a reader continues with some replicas' values, whichever arrive first."""
     return isinstance(flow, Queue) and flow.take != "all"
 
 
@@ -259,7 +259,7 @@ class DistributionPolicy:
         return (found[-1].writer, found[-1].flow) if found else None  # type: ignore[return-value]
 
     def ends(self, name: str) -> int:
-        """In how many shares a fragment's environments are dealt with, each at its own pace."""
+        """How many shares a fragment's environments are divided into, one for each endpoint."""
         clients = self.clients(name)
         fragment = self.fragment(name)
         return self.ends(clients[0]) if clients else fragment.most * fragment.ring
@@ -275,9 +275,9 @@ class DistributionPolicy:
 
     @property
     def observers(self) -> frozenset[str]:
-        """Fragments that are to read the newest of others and nothing else."""
-        news = {w.reader for w in self.wires if w.flow == Latest(None)}
-        return frozenset(news - {w.reader for w in self.wires if w.flow != Latest(None)})
+        """Fragments that read the newest values of others and nothing else."""
+        latest = {w.reader for w in self.wires if w.flow == Latest(None)}
+        return frozenset(latest - {w.reader for w in self.wires if w.flow != Latest(None)})
 
     @property
     def alone(self) -> DistributionPolicy:

@@ -40,13 +40,13 @@ class Prices:
         for reader in readers:
             copies = 1 if value.axis is not None else self.ends[reader]
             total += (value.nbytes * copies + 64) * self.sites.times.get(name, 1) * _BYTE
-            # Who takes the first to come can hand them nothing in the middle of a tick.
-            backwards = (reader, writer) in self.first_to_come
+            # A reader that takes the first to arrive can send them nothing in the middle of a tick.
+            backwards = (reader, writer) in self.first_to_arrive
             total += _FORBIDDEN * (backwards and name not in self.sites.graph.inputs)
             total += _FORBIDDEN * is_lost
             # What is to be read late must be what is carried, not what is made of it at once.
-            hurried = (writer, reader) in self.late and self.sites.is_ahead(name, writer, homes)
-            total += _FORBIDDEN * hurried
+            too_early = (writer, reader) in self.late and self.sites.is_ahead(name, writer, homes)
+            total += _FORBIDDEN * too_early
         return total
 
     def of_site(self, node: Node, homes: Homes) -> int:
@@ -56,8 +56,8 @@ class Prices:
             total += _WORK  # work done twice should save something
             total += AVOIDED * (home not in self.compiled and not isinstance(node, Stage))
             total += _FORBIDDEN * (self.ends[home] > 1 and not self.may_run(node, home, homes))
-            # Replicas that each turn at their own pace never meet to agree.
-            total += _FORBIDDEN * (home in self.own_pace and agrees(node))
+            # Asynchronous replicas never meet to agree.
+            total += _FORBIDDEN * (home in self.asynchronous and agrees(node))
         return total + _FORBIDDEN * self.kept_rows.get(node.name, 0) * bool(
             homes[node.name] & self.takers
         )
@@ -84,12 +84,12 @@ class Prices:
 
     @cached_property
     def ends(self) -> dict[str, int]:
-        """In how many shares each fragment's environments are dealt with."""
+        """How many shares each fragment's environments are divided into."""
         return {f.name: self.distribution.ends(f.name) for f in self.distribution.fragments}
 
     @cached_property
-    def first_to_come(self) -> frozenset[tuple[str, str]]:
-        """Pairs of a writer that turns freely and a reader that takes the first to come."""
+    def first_to_arrive(self) -> frozenset[tuple[str, str]]:
+        """Pairs of an asynchronous writer and a reader that takes the first to arrive."""
         wires = self.distribution.wires
         return frozenset((w.writer, w.reader) for w in wires if takes_some(w.flow))
 
@@ -99,14 +99,14 @@ class Prices:
         return frozenset((w.writer, w.reader) for w in self.distribution.wires if is_late(w.flow))
 
     @cached_property
-    def own_pace(self) -> frozenset[str]:
-        """Fragments that turn freely."""
-        return frozenset(writer for writer, _ in self.first_to_come)
+    def asynchronous(self) -> frozenset[str]:
+        """Fragments whose reader takes the first to arrive."""
+        return frozenset(writer for writer, _ in self.first_to_arrive)
 
     @cached_property
     def takers(self) -> frozenset[str]:
-        """Fragments that take the first replicas to come, and so have not all rows."""
-        return frozenset(reader for _, reader in self.first_to_come)
+        """Fragments that take the first replicas to arrive, and so don't have all rows."""
+        return frozenset(reader for _, reader in self.first_to_arrive)
 
     @cached_property
     def kept_rows(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ class Prices:
 
     @cached_property
     def shown(self) -> frozenset[str]:
-        """Values that leave the tick, or go from turn to turn of a loop laid open."""
+        """Values that leave the tick, or are carried by an opened loop."""
         graph = self.sites.graph
         turned = [
             x for loop, _ in self.sites.loops for c in loop.carries for x in (c.after, c.first)
@@ -186,7 +186,7 @@ class Ledger:
             yield self._site, name, self._site[name], self.prices.of_site(sites.nodes[name], after)
 
     def _value_price(self, value: str, homes: Homes) -> int:
-        """What it costs that all who need a value get it from whoever makes it."""
+        """What it costs that all sites which need a value get it from the one that makes it."""
         sites = self.prices.sites
         maker = sites.origin(value)
         if maker is None:

@@ -1,8 +1,8 @@
 """What each fragment does in a tick, in order: its sites, and what it takes and puts between them.
 
 Every fragment keeps the order of the whole graph. A value is put after it is made and before the
-writer next waits; it is taken right before the first site that needs it. So whoever waits, waits
-for something that stands earlier in the graph, and no circle of waiting can arise.
+writer next waits; it is taken right before the first site that needs it. So a fragment that
+waits, waits for something earlier in the graph, and no deadlock can arise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who begins anew together: ends that go in step with each other, and the workers that hold them.
+"""Restart groups: endpoints in lockstep with each other, and the workers that run them.
 
-Where fragments turn at their own pace, what one end has done is of use only with what those have
-done that it goes in step with, before the same tick.
+Of an asynchronous fragment, what one endpoint has done is of use only together with what the
+endpoints in lockstep with it have done before the same tick.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from itertools import chain
 
 from shoal.planning.plan import Plan, Replica, WorkerId
 
-Kept = dict[int, dict[Replica, int]]  # before which tick each end kept what each bank holds
+Kept = dict[int, dict[Replica, int]]  # by bank, before which tick each state was kept
 Group = tuple[Replica, ...]
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
-    """The ends of free fragments, each with those that it goes in step with."""
+    """The endpoints of asynchronous fragments, each with those in lockstep with it."""
     found = []
     for fragments in dict.fromkeys(
         tuple(sorted(plan.in_step(f))) for f in sorted(plan.asynchronous)
@@ -29,7 +29,7 @@ def groups(plan: Plan) -> tuple[Group, ...]:
 
 
 def worker_groups(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
-    """For each worker, those that hold ends of the same groups, itself too."""
+    """For each worker, those that run endpoints of the same groups, itself included."""
     ends = {
         (f, end): number
         for number, held in enumerate(seats)
@@ -44,14 +44,14 @@ def worker_groups(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tupl
 
 
 def group_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
-    """The workers that begin anew with one, itself too."""
-    return next((party for party in every if worker in party), frozenset({worker}))
+    """The workers that restart with one, itself included."""
+    return next((group for group in every if worker in group), frozenset({worker}))
 
 
 def newest_together(kept: Kept, together: Iterable[Group]) -> dict[Replica, int]:
-    """For each end, the bank with the newest that all of its group kept before the same tick.
+    """For each endpoint, the bank with the newest state that its whole group has of one tick.
 
-    Ends whose group kept nothing together are left out.
+    Endpoints whose group has none in common are left out.
     """
     found: dict[Replica, int] = {}
     for group in together:

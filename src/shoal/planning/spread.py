@@ -43,7 +43,7 @@ class Spread:
 def spread_out(
     sites: Sites, homes: Homes, channels: tuple[Channel, ...], shares: Mapping[str, int]
 ) -> Spread:
-    """How `sites` lie over fragments that deal with the environments in so many `shares`."""
+    """How `sites` lie over fragments that each have some of the `shares` of the environments."""
     walk = _Walk(sites, homes, shares)
     walk.kept.update(_kept(sites, homes, channels))
     walk.nodes(sites.graph.nodes)
@@ -53,7 +53,7 @@ def spread_out(
 def _kept(
     sites: Sites, homes: Homes, channels: tuple[Channel, ...]
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """Values that outlive a segment, by who makes them; each lies as another one does, or itself.
+    """Values that outlive a segment, by fragment; each lies as another one does, or itself.
 
     What is carried lies as it did before, what crosses as its reader expects it.
     """
@@ -154,13 +154,13 @@ class _Walk:
 def layouts_of(
     node: Node, known: Mapping[str, Layout], envs: int, found: Findings
 ) -> Mapping[str, Layout]:
-    """How what a node writes lies; what nobody foresaw forbids the cut, and names the line."""
+    """How what a node writes lies; an unexpected failure forbids the cut, and names the line."""
     try:
         return node.code.layouts(known, envs, found)
     except Exception as error:
         found.faults.append(
             Fault(
-                f"what replicas would do in `{name_text(node.name)}` can't be told "
+                f"what replicas would do in `{name_text(node.name)}` can't be analysed "
                 f"({type(error).__name__}: {first_line(error)})",
                 "Do it in a stage that isn't replicated, or report it as a mistake of Shoal's.",
                 node.source,

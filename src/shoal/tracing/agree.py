@@ -115,8 +115,8 @@ scatter_p = Primitive("shoal_scatter")
 
 
 def _agree_tangents(primals: Any, tangents: Any, *, how: str, approximate: bool) -> Any:
-    told = dict(how="mean" if how == "mean" else "sum", approximate=approximate)
-    made = agree_p.bind(*map(ad.instantiate_zeros, tangents), **told)
+    params = dict(how="mean" if how == "mean" else "sum", approximate=approximate)
+    made = agree_p.bind(*map(ad.instantiate_zeros, tangents), **params)
     return agree_p.bind(*primals, how=how, approximate=approximate), made
 
 
@@ -131,8 +131,8 @@ ad.primitive_jvps[agree_p] = _agree_tangents
 # In the loop it is the identity. Where replicas each use what they agreed on, what comes back is
 # each one's contribution, to be summed; where it is the same everywhere, it stays.
 ad.primitive_transposes[agree_p] = _agree_transposed
-batching.primitive_batchers[agree_p] = lambda args, dims, **told: (
-    agree_p.bind(*args, **told),
+batching.primitive_batchers[agree_p] = lambda args, dims, **params: (
+    agree_p.bind(*args, **params),
     dims,
 )
 

@@ -33,8 +33,8 @@ def in_blocks(function: Callable[..., Any], shared: Any, batch: Any, bounds: Bou
     consts = closed.consts
     first, samples = len(consts) + count, leaves[count].shape[0]
     whole = with_consts_first(closed)
-    told = dict(jaxpr=whole, shared=first, samples=samples, bounds=bounds)
-    made = in_blocks_p.bind(*consts, *leaves, **told)
+    params = dict(jaxpr=whole, shared=first, samples=samples, bounds=bounds)
+    made = in_blocks_p.bind(*consts, *leaves, **params)
     return jax.tree.unflatten(jax.tree.structure(shape), made)
 
 

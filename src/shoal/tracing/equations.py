@@ -101,8 +101,8 @@ def place_of(equation: Any) -> str:
 def scan_counts(equation: Any) -> tuple[int, int]:
     """How many constants and how many carried values a scan has.
 
-    Versions of JAX write this down in different ways; the ranks of its values always tell: what is
-    looped over or stacked has one axis more outside than inside.
+    Versions of JAX write this down in different ways; the ranks of its values always show it: what
+    is looped over or stacked has one axis more outside than inside.
     """
     jaxpr, _ = opened(equation.params["jaxpr"])
     looped = sum(_has_more_axes(*pair) for pair in zip(equation.invars, jaxpr.invars, strict=True))
@@ -125,6 +125,6 @@ def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
 
 def bind(equation: Any, args: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
     """Run one equation on `args`, with some of its parameters replaced."""
-    told = equation.params | params if params else equation.params
-    out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(told))
+    merged = equation.params | params if params else equation.params
+    out = equation.primitive.bind(*args, **equation.primitive.get_bind_params(merged))
     return list(out) if equation.primitive.multiple_results else [out]

@@ -105,8 +105,8 @@ class Flow:
             self._note_approximate(e)
             return replicated(e, ins)
         outs = self._by_kind(e, tuple(ins))
-        spoilt = next((cause_of(x) for x in ins if cause_of(x) != NO_CAUSE), None)
-        cause = spoilt or Cause(e.params.get("name", e.primitive.name), place_of(e))
+        earlier = next((cause_of(x) for x in ins if cause_of(x) != NO_CAUSE), None)
+        cause = earlier or Cause(e.params.get("name", e.primitive.name), place_of(e))
         return tuple(with_cause(x, cause) for x in outs)
 
     def _by_kind(self, e: Any, ins: Layouts) -> Layouts:
@@ -218,7 +218,7 @@ class Flow:
             self.findings.faults.append(
                 Fault(
                     f"replicas agree inside `{_SPOKEN.get(e.primitive.name, e.primitive.name)}`, "
-                    "whose condition differs between replicas: some would wait for ever for others",
+                    "whose condition differs between replicas: some would wait for others for ever",
                     "Agree on the condition first, with shoal.max(x) or shoal.mean(x), "
                     "or agree outside of it.",
                     place_of(e),
@@ -394,18 +394,18 @@ def _agreed(flow: Flow, e: Any, layout: Layout) -> Layout:
 
 
 def _misuse(e: Any, how: str, layout: Layout) -> Fault:
-    said, where = f"shoal.{how}", place_of(e)
+    call, where = f"shoal.{how}", place_of(e)
     match layout:
         case Sharded():
             return Fault(
-                f"{said} is given rows, one for each environment",
+                f"{call} is given rows, one for each environment",
                 "Reduce them over the environments first, or take all rows with shoal.gather(x).",
                 where,
             )
         case Partial(found) if not layout.own:
             word = {"sum": "sum", "max": "maximum", "min": "minimum"}[found]
             return Fault(
-                f"{said} is given a {word} over environments, "
+                f"{call} is given a {word} over environments, "
                 f"which it can't make that of all replicas from",
                 f"Use shoal.{found}(x).",
                 where,
@@ -420,7 +420,7 @@ def _misuse(e: Any, how: str, layout: Layout) -> Fault:
     )
     more = "" if lost else " If an approximation will do, say shoal.mean(x, approximate=True)."
     return Fault(
-        f"{said} is given what each replica computes from its own environments{by}, and no "
+        f"{call} is given what each replica computes from its own environments{by}, and no "
         f"{'mean' if how == 'mean' else how} of it is what all environments together give",
         fix + more,
         where,

@@ -80,7 +80,7 @@ class Walk:
         """Walk over one node without nodes inside."""
         try:
             outs = node.code.layouts(self.layouts, self.envs, Findings())
-        except Exception:  # a cut of what nobody foresaw is refused, and says so
+        except Exception:  # a cut of what can't be analysed is refused, with its line
             outs = dict.fromkeys(node.writes, Varying())
         for name, layout in outs.items():
             self.layouts[name] = in_node(layout, node.name, node.source)

@@ -1,4 +1,4 @@
-"""Two operations that are told apart from others by being kept whole: by row, and by block.
+"""Two operations that are kept whole in the trace: by row, and by block.
 
 `map_rows` does the same for every row, each traced alone: rows can't mix, whatever is done to
 them. `in_blocks` is a function of many samples that may be computed some samples at a time.
@@ -52,10 +52,10 @@ def where_rarely(
 
     @alone.def_vmap
     def _(rows: int, batched: Any, wanted: Any, args: Any, otherwise: Any) -> Any:
-        told, given, other = batched
+        is_wanted_row, given, other = batched
         wanted, otherwise = jax.tree.map(
             lambda is_row, x: x if is_row else jnp.broadcast_to(x, (rows, *jnp.shape(x))),
-            (told, other), (wanted, otherwise),
+            (is_wanted_row, other), (wanted, otherwise),
         )  # fmt: skip
         axes = (0, jax.tree.map(lambda is_row: 0 if is_row else None, given), 0)
         every = jax.vmap(chosen, axes, axis_size=rows)

@@ -26,12 +26,12 @@ __all__ = ["Mark", "Stage", "gather", "host", "mark_of", "mean", "stage"]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a stage says about itself."""
+    """A stage's name and options."""
 
     name: str
     per: str = "batch"
     host: bool = False
-    on_policy: str = ""  # what to do where a lag is wanted; "": it bears one
+    on_policy: str = ""  # what to do where a lag is wanted; "": a lag is allowed
     source: str = ""
     role: str = ""  # "env": it steps environments, which some distribution policies set apart
 
@@ -74,7 +74,7 @@ def stage(
     With `per="env"` it is written for one environment and Shoal batches it: positional arguments
     are rows (an environment axis first), keyword arguments are shared by all rows. Without, it
     sees the whole batch. `on_policy=True` forbids that what flows into it was made with older
-    values than it has itself; a text instead says what to do for who wants a lag. `role="env"`
+    values than it has itself; a text instead says what to do where a lag is wanted. `role="env"`
     says that it steps environments: distribution policies that give these workers of their own
     find it by that, whatever its name.
     """
