@@ -20,6 +20,7 @@ from shoal.errors import CutError, ShoalError, first_line
 from shoal.graph.ir import Graph, Loop, Node, Value
 from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
 from shoal.graph.words import name_text
+from shoal.kernels import with_kernels
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Repeat
 from shoal.planning.segments import Room, Segment, Slice, Stack, Work
@@ -184,6 +185,7 @@ class Lowering:
     def jit(self, work: Callable[..., Any], donated: Iterable[int]) -> Callable[..., Any]:
         """Compile for the fragment's devices."""
         options = compiler_options(d.platform for d in self.devices)
+        work = with_kernels(work, self.devices)
         return jax.jit(work, donate_argnums=tuple(donated), compiler_options=options)
 
     def spread(

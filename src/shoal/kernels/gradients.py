@@ -1,0 +1,149 @@
+"""Sums over samples, such as a gradient, as one kernel by blocks of samples.
+
+It is the seam that a CPU uses to stay within its cache (`tracing.blocks`): what is summed up or
+made sample by sample may be computed some samples at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from shoal.graph.layout import REPLICATED, Layout, Partial, Sharded
+from shoal.kernels.launch import Launch, launched
+from shoal.kernels.loops import HELD, MOST_SHARED, ROWS, block_share
+from shoal.kernels.memory import Port
+from shoal.kernels.rules import Block
+from shoal.kernels.tiles import ROW, IneligibleError
+from shoal.tracing.flow import block_layouts
+from shoal.tracing.local import Held, Local
+
+BLOCK = 32  # samples
+WARPS = 4
+PROGRAMS = 128  # about as many as a large GPU has processors
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How a function of many samples lies over blocks."""
+
+    equation: Any
+    outs: tuple[Layout, ...]
+    body: Any
+
+    @property
+    def shared(self) -> int:
+        """How many operands all samples share; they come first."""
+        return self.equation.params["shared"]
+
+    @property
+    def ins(self) -> list[Port]:
+        """What the kernel reads."""
+        return [
+            Port(v.aval, int(i >= self.shared), i >= self.shared)
+            for i, v in enumerate(self.equation.invars)
+        ]
+
+    @property
+    def made(self) -> list[Port]:
+        """What it makes, all results in order; those that are the same for all are not its own."""
+        return [
+            Port(v.aval, int(x == ROWS), x == ROWS)
+            for v, x in zip(self.equation.outvars, self.outs, strict=True)
+        ]
+
+
+def plan_sums(equation: Any) -> Sums:
+    """How `in_blocks` becomes a kernel; raises where it can't."""
+    params = equation.params
+    shared, samples = params["shared"], params["samples"]
+    outs = block_layouts(params["jaxpr"], shared, samples)
+    if outs is None:
+        raise IneligibleError("its results are neither sums over samples nor made one by one")
+    share = block_share(samples, BLOCK)
+
+    def some(*args: Any) -> list[Any]:
+        held = [Held(x, ROWS if i >= shared else REPLICATED) for i, x in enumerate(args)]
+        return [jnp.asarray(x.array) for x in Local(share).jaxpr(params["jaxpr"], held)]
+
+    specs = [
+        jax.ShapeDtypeStruct(
+            (BLOCK, *v.aval.shape[1:]) if i >= shared else v.aval.shape, v.aval.dtype
+        )
+        for i, v in enumerate(equation.invars)
+    ]
+    return Sums(equation, outs, jax.make_jaxpr(some)(*specs))
+
+
+def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
+    """What `in_blocks` gives, computed by a kernel."""
+    ins, made, first = plan.ins, plan.made, plan.shared
+    count = args[first].shape[0]
+    blocks = -(-count // BLOCK)
+    programs = min(PROGRAMS, blocks)
+    shared = sum(p.on_chip for p in ins[:first])
+    if shared > MOST_SHARED:
+        raise IneligibleError(f"{shared >> 10} kB that all samples share don't fit on chip")
+    summed = [i for i, x in enumerate(plan.outs) if x == Partial()]
+    by_row = [i for i, x in enumerate(plan.outs) if x == Sharded(0)]
+    if sum(made[i].on_chip for i in summed) > MOST_SHARED:
+        raise IneligibleError("its sums don't fit on chip")
+    given = [
+        p.prepared(x, [blocks * BLOCK] if p.by_rows else [])
+        for p, x in zip(ins, args, strict=True)
+    ]
+    outs = [made[i].spec([programs]) for i in summed]
+    outs += [made[i].spec([blocks * BLOCK]) for i in by_row]
+
+    def kernel(*refs: Any) -> None:
+        in_refs, out_refs = refs[: len(given)], refs[len(given) :]
+        program = pl.program_id(0)
+
+        def load(i: int) -> Any:
+            return ins[i].load(in_refs[i], (), ())
+
+        kept = [load(i) for i in range(first)] if shared <= HELD else None
+
+        def turn(k: Any, totals: Any) -> Any:
+            start = (program + k * programs) * BLOCK
+            here = pl.ds(start, BLOCK)
+            valid = None
+            if count % BLOCK:
+                valid = start + lax.iota(jnp.int32, BLOCK) < count
+            now = kept or [load(i) for i in range(first)]
+            rows = [p.load(r, (here,), (ROW,)) for p, r in zip(ins[first:], in_refs[first:], strict=True)]
+            found = Block(BLOCK, valid).jaxpr(plan.body, [*now, *rows])
+            for i, ref in zip(by_row, out_refs[len(summed) :], strict=True):
+                made[i].store(ref, (here,), made[i].arrays(found[i], BLOCK))
+            parts = [made[i].arrays(found[i], 0) for i in summed]
+            return jax.tree.map(jnp.add, totals, parts)
+
+        zeros = [_zeros(made[i]) for i in summed]
+        turns = (blocks - program + programs - 1) // programs
+        totals = lax.fori_loop(0, turns, turn, zeros)
+        for i, ref, arrays in zip(summed, out_refs, totals, strict=False):
+            made[i].store(ref, (program,), arrays)
+
+    results = launched(replace(launch, warps=WARPS), kernel, programs, given, outs)
+    found: dict[int, Any] = {}
+    for i, x in zip(summed, results, strict=False):
+        found[i] = made[i].restored(jnp.sum(x, axis=0), [])
+    for i, x in zip(by_row, results[len(summed) :], strict=True):
+        found[i] = made[i].restored(x, [count])
+    if len(found) < len(made):
+        block = [x if i < first else x[:1].repeat(BLOCK, 0) for i, x in enumerate(args)]
+        same = jax.core.eval_jaxpr(plan.body.jaxpr, plan.body.consts, *block)
+        found |= {i: x for i, x in enumerate(same) if i not in found}
+    return [found[i] for i in range(len(made))]
+
+
+def _zeros(port: Port) -> list[Any]:
+    frame, sizes = port.frame, port.sizes([])
+    shape = tuple(sizes[i] for i in frame.wide)
+    return [jnp.zeros(shape, frame.dtype) for _ in range(frame.tiles.size)]

@@ -1,0 +1,59 @@
+"""Calling a generated kernel: on a GPU by Triton, anywhere else in Pallas' interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+
+from shoal.errors import first_line
+from shoal.kernels.tiles import IneligibleError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How kernels are run; `is_tried`: each is compiled by itself before it is relied on."""
+
+    interpret: bool = False
+    is_tried: bool = True
+    warps: int = 4
+
+
+def launched(
+    launch: Launch,
+    kernel: Callable[..., None],
+    programs: int,
+    given: Sequence[Any],
+    outs: Sequence[jax.ShapeDtypeStruct],
+) -> list[Any]:
+    """What a kernel of so many programs makes of arrays; raises where it can't be compiled."""
+    call = _call(launch, kernel, programs, tuple(outs))
+    if launch.interpret:
+        return list(call(*given))
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
+    try:
+        lowered = jax.jit(call).trace(*specs).lower(lowering_platforms=("cuda",))
+        if launch.is_tried:
+            lowered.compile()
+    except IneligibleError:
+        raise
+    except Exception as error:
+        raise IneligibleError(f"Triton refuses it ({type(error).__name__}: {first_line(error)})") from error
+    return list(call(*given))
+
+
+def _call(
+    launch: Launch,
+    kernel: Callable[..., None],
+    programs: int,
+    outs: tuple[jax.ShapeDtypeStruct, ...],
+) -> Callable[..., Any]:
+    if launch.interpret:
+        return pl.pallas_call(kernel, outs, grid=(programs,), interpret=True)
+    from jax.experimental.pallas import triton
+
+    options = triton.CompilerParams(num_warps=launch.warps, num_stages=1)
+    return pl.pallas_call(kernel, outs, grid=(programs,), compiler_params=options)
