@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.extend import core as jex
 
 from shoal.graph.layout import REPLICATED, Layout, Partial, Sharded
 from shoal.kernels.launch import Launch, launched
@@ -138,7 +139,7 @@ def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
         found[i] = made[i].restored(x, [count])
     if len(found) < len(made):
         block = [x if i < first else x[:1].repeat(BLOCK, 0) for i, x in enumerate(args)]
-        same = jax.core.eval_jaxpr(plan.body.jaxpr, plan.body.consts, *block)
+        same = jex.jaxpr_as_fun(plan.body)(*block)
         found |= {i: x for i, x in enumerate(same) if i not in found}
     return [found[i] for i in range(len(made))]
 
