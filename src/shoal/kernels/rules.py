@@ -702,7 +702,7 @@ def _of_impl(block: Block, e: Any, keys: Keyed, made: Callable[..., Any], *more:
     one = next(iter(found.values()))
     tiles = np.empty((*shape, *one.shape), object)
     for place, x in found.items():
-        tiles[place] = np.broadcast_to(x.tiles, x.shape)
+        tiles[(*place, ...)] = np.broadcast_to(x.tiles, x.shape)
     return tiles, one.dtype
 
 
