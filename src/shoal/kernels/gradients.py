@@ -6,12 +6,14 @@ made sample by sample may be computed some samples at a time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend import core as jex
@@ -21,7 +23,7 @@ from shoal.kernels.launch import Launch, launched
 from shoal.kernels.loops import HELD, MOST_SHARED, ROWS, block_share
 from shoal.kernels.memory import Port
 from shoal.kernels.rules import Block
-from shoal.kernels.tiles import ROW, IneligibleError
+from shoal.kernels.tiles import ROW, IneligibleError, padded
 from shoal.tracing.flow import block_layouts
 from shoal.tracing.local import Held, Local
 
@@ -58,6 +60,45 @@ class Sums:
             Port(v.aval, int(x == ROWS), x == ROWS)
             for v, x in zip(self.equation.outvars, self.outs, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Many sums in one row of memory, so that one addition makes totals of those of all programs.
+
+    Tiles lie there one after the other, each as long as it is on chip.
+    """
+
+    ports: tuple[Port, ...]
+
+    def __post_init__(self) -> None:
+        if any(np.dtype(p.aval.dtype) != np.float32 for p in self.ports):
+            raise IneligibleError("a sum over samples isn't of float32 numbers")
+
+    @property
+    def length(self) -> int:
+        """How many numbers there are."""
+        return sum(p.on_chip // 4 for p in self.ports)
+
+    def store(self, ref: Any, program: Any, totals: Sequence[Sequence[Any]]) -> None:
+        """Write the sums of one program."""
+        start = 0
+        for x in itertools.chain.from_iterable(totals):
+            ref[program, pl.ds(start, x.size)] = x.reshape(x.size)
+            start += x.size
+
+    def restored(self, row: Any) -> list[Any]:
+        """The sums as arrays of their own."""
+        found, start = [], 0
+        for port in self.ports:
+            frame, size = port.frame, port.on_chip // 4
+            sides = [padded(frame.shape[i]) for i in frame.wide]
+            x = row[start : start + size].reshape(*frame.tiles.shape, *sides)
+            x = jnp.squeeze(x, frame.wide)
+            x = jnp.moveaxis(x, range(x.ndim - len(sides), x.ndim), frame.wide)
+            found.append(port.restored(x, []))
+            start += size
+        return found
 
 
 def plan_sums(equation: Any) -> Sums:
@@ -99,7 +140,8 @@ def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
         p.prepared(x, [blocks * BLOCK] if p.by_rows else [])
         for p, x in zip(ins, args, strict=True)
     ]
-    outs = [made[i].spec([programs]) for i in summed]
+    sums = Row(tuple(made[i] for i in summed))
+    outs = [jax.ShapeDtypeStruct((programs, sums.length), np.float32)] if summed else []
     outs += [made[i].spec([blocks * BLOCK]) for i in by_row]
 
     def kernel(*refs: Any) -> None:
@@ -120,7 +162,7 @@ def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
             now = kept or [load(i) for i in range(first)]
             rows = [p.load(r, (here,), (ROW,)) for p, r in zip(ins[first:], in_refs[first:], strict=True)]
             found = Block(BLOCK, valid).jaxpr(plan.body, [*now, *rows])
-            for i, ref in zip(by_row, out_refs[len(summed) :], strict=True):
+            for i, ref in zip(by_row, out_refs[bool(summed) :], strict=True):
                 made[i].store(ref, (here,), made[i].arrays(found[i], BLOCK))
             parts = [made[i].arrays(found[i], 0) for i in summed]
             return jax.tree.map(jnp.add, totals, parts)
@@ -128,14 +170,14 @@ def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
         zeros = [_zeros(made[i]) for i in summed]
         turns = (blocks - program + programs - 1) // programs
         totals = lax.fori_loop(0, turns, turn, zeros)
-        for i, ref, arrays in zip(summed, out_refs, totals, strict=False):
-            made[i].store(ref, (program,), arrays)
+        if summed:
+            sums.store(out_refs[0], program, totals)
 
-    results = launched(replace(launch, warps=WARPS), kernel, programs, given, outs)
+    results = launched(replace(launch, warps=WARPS, name="shoal_sums"), kernel, programs, given, outs)
     found: dict[int, Any] = {}
-    for i, x in zip(summed, results, strict=False):
-        found[i] = made[i].restored(jnp.sum(x, axis=0), [])
-    for i, x in zip(by_row, results[len(summed) :], strict=True):
+    if summed:
+        found |= zip(summed, sums.restored(jnp.sum(results[0], axis=0)), strict=True)
+    for i, x in zip(by_row, results[bool(summed) :], strict=True):
         found[i] = made[i].restored(x, [count])
     if len(found) < len(made):
         block = [x if i < first else x[:1].repeat(BLOCK, 0) for i, x in enumerate(args)]

@@ -20,6 +20,7 @@ class Launch:
     interpret: bool = False
     is_tried: bool = True
     warps: int = 4
+    name: str = "shoal_kernel"
 
 
 def launched(
@@ -52,8 +53,8 @@ def _call(
     outs: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
     if launch.interpret:
-        return pl.pallas_call(kernel, outs, grid=(programs,), interpret=True)
+        return pl.pallas_call(kernel, outs, grid=(programs,), interpret=True, name=launch.name)
     from jax.experimental.pallas import triton
 
     options = triton.CompilerParams(num_warps=launch.warps, num_stages=1)
-    return pl.pallas_call(kernel, outs, grid=(programs,), compiler_params=options)
+    return pl.pallas_call(kernel, outs, grid=(programs,), compiler_params=options, name=launch.name)

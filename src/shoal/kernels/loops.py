@@ -250,7 +250,7 @@ def run_loop(plan: Plan, args: Sequence[Any], launch: Launch) -> list[Any]:
             port.store(ref, (here,) if port.by_rows else (), arrays)
 
     warps = NETWORK_WARPS if shared else 1
-    made = launched(replace(launch, warps=warps), kernel, blocks, given, outs)
+    made = launched(replace(launch, warps=warps, name="shoal_loop"), kernel, blocks, given, outs)
     ends = [[plan.count] if p.by_rows else [] for p in carries]
     ends += [[length, plan.count]] * len(stacked)
     return [p.restored(x, lead) for p, x, lead in zip([*carries, *stacked], made, ends, strict=True)]

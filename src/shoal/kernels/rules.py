@@ -39,6 +39,7 @@ from shoal.tracing.rowwise import map_rows_p
 from shoal.tracing.steps import ELEMENTWISE
 
 MOST_SPLIT = 64  # the longest side of a tile that is taken apart where an operation needs it
+WIDE_BITS = True
 MOST_UNROLLED = 64  # turns of an inner loop
 _IDENTITY = frozenset({"copy", "copy_p", "stop_gradient", "name", "optimization_barrier"})
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -680,8 +681,13 @@ def _numbers(block: Block, e: Any, args: list[Tiled]) -> list[Tiled]:
     shape = e.params["shape"]
     if math.prod(shape) > MOST_TILES:
         raise IneligibleError(f"{math.prod(shape)} random numbers a row are too many")
-    low = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
-    return [constant(np.zeros(shape, np.uint32)), constant(low)]
+    if WIDE_BITS and len(shape) == 1 and shape[0] > 1:
+        # One tile for all of them: they are drawn side by side.
+        line = tiles_of([Tile(lax.iota(np.uint32, padded(shape[0])), (0,))], (1,))
+        low = Tiled(line, shape, np.dtype(np.uint32), (0,))
+    else:
+        low = constant(np.arange(math.prod(shape), dtype=np.uint32).reshape(shape))
+    return [constant(np.zeros(shape, np.uint32)), low]
 
 
 def _of_impl(block: Block, e: Any, keys: Keyed, made: Callable[..., Any], *more: Tiled) -> Any:

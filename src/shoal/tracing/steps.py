@@ -105,7 +105,7 @@ def replicated(equation: Any, ins: Sequence[Layout]) -> tuple[Layout, ...]:
 
 ELEMENTWISE = frozenset(
     {
-        *("abs", "neg", "sign", "conj", "real", "imag", "complex"),
+        *("abs", "neg", "sign", "conj", "real", "imag", "complex", "log2", "one_minus_square"),
         *("add", "add_any", "sub", "mul", "div", "rem"),
         *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt"),
         *("exp", "exp2", "expm1", "log", "log1p", "logistic"),
