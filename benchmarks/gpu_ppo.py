@@ -8,9 +8,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +22,45 @@ from shoal.runtime.execution.lowering import lowering_of
 
 STEPS, TICKS = 128, 50
 ALGORITHM = PPO(steps=STEPS, epochs=4, minibatches=4, learning_rate=2.5e-4)
-Ticks = Callable[[int], float]
 
 
-def side(mode: str, envs: int, env: str, algorithm: Any = ALGORITHM) -> Ticks:
-    """A function of a number of ticks: how long the compiled loop takes for them."""
-    os.environ["SHOAL_KERNELS"] = mode
-    graph = shoal.trace(algorithm, environments.make(env), envs=envs)
-    plan = shoal.plan(graph, shoal.fused())
-    program = write_program(plan, "all")
-    many = compile_many(lowering_of(plan, "all"), program, TICKS)
-    values = dict(zip(graph.inputs, jax.tree.leaves(graph.origin.start(0, envs)), strict=True))
-    carry = [jnp.copy(values[b]) for b, _ in program.carry]
-    constants = [values[c] for c in program.constants]
+class Side:
+    """The compiled loop with kernels, or without."""
 
-    def ticks(count: int) -> float:
-        nonlocal carry
+    def __init__(self, mode: str, envs: int, env: str) -> None:
+        os.environ["SHOAL_KERNELS"] = mode
+        self.graph = shoal.trace(ALGORITHM, environments.make(env), envs=envs)
+        plan = shoal.plan(self.graph, shoal.fused())
+        self.program = write_program(plan, "all")
+        self.many = compile_many(lowering_of(plan, "all"), self.program, TICKS)
+        self.begin(0)
         start = time.perf_counter()
-        carry, shown = many(count, carry, constants)
-        jax.block_until_ready((carry, shown))
+        self.ticks(1)
+        self.compile_seconds = time.perf_counter() - start
+
+    def begin(self, seed: int) -> None:
+        """Start the loop from a seed."""
+        leaves = jax.tree.leaves(self.graph.origin.start(seed, self.graph.envs))
+        values = dict(zip(self.graph.inputs, leaves, strict=True))
+        self.carry = [jnp.copy(values[name]) for name, _ in self.program.carry]
+        self.constants = [values[name] for name in self.program.constants]
+
+    def ticks(self, count: int) -> float:
+        """How many seconds so many ticks take."""
+        start = time.perf_counter()
+        self.carry, self.shown = self.many(count, self.carry, self.constants)
+        jax.block_until_ready((self.carry, self.shown))
         return time.perf_counter() - start
 
-    return ticks
+    def learnt(self, seed: int) -> float:
+        """The mean return of the episodes of the last 20 of 100 ticks."""
+        self.begin(seed)
+        for _ in range(2):
+            self.ticks(TICKS)
+        names = [name for name, _ in self.program.metrics]
+        shown = dict(zip(names, self.shown, strict=True))
+        totals = [jnp.sum(shown[name][-20:]) for name in ("episode_return", "episodes")]
+        return float(totals[0] / totals[1])
 
 
 def main() -> None:
@@ -54,19 +69,21 @@ def main() -> None:
     parser.add_argument("--envs", default="64,512,2048,8192,32768")
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=0, help="also learn from so many seeds")
     asked = parser.parse_args()
     for envs in map(int, asked.envs.split(",")):
-        rates: dict[str, list[float]] = {}
-        first = {}
-        sides = {mode: side(mode, envs, asked.env) for mode in ("off", "auto")}
-        for mode, ticks in sides.items():
-            os.environ["SHOAL_KERNELS"] = mode
-            first[mode] = ticks(TICKS)
+        sides = {mode: Side(mode, envs, asked.env) for mode in ("off", "auto")}
+        rates: dict[str, list[float]] = {mode: [] for mode in sides}
         for _ in range(asked.rounds):
-            for mode, ticks in sides.items():
-                rates.setdefault(mode, []).append(envs * STEPS * TICKS / ticks(TICKS) / 1e6)
+            for mode, side in sides.items():
+                rates[mode].append(envs * STEPS * TICKS / side.ticks(TICKS) / 1e6)
         row = {f"{mode} M steps/s": round(median(x), 2) for mode, x in rates.items()}
-        row |= {f"{mode} first call s": round(x, 1) for mode, x in first.items()}
+        row |= {f"{m} compile s": round(side.compile_seconds, 1) for m, side in sides.items()}
+        if asked.seeds:
+            row |= {
+                f"{mode} returns": [round(side.learnt(seed), 1) for seed in range(asked.seeds)]
+                for mode, side in sides.items()
+            }
         ratio = median(rates["auto"]) / median(rates["off"])
         print(json.dumps({"envs": envs, **row, "ratio": round(ratio, 2)}), flush=True)
 

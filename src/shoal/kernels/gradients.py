@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,17 +19,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend import core as jex
 
-from shoal.graph.layout import REPLICATED, Layout, Partial, Sharded
+from shoal.graph.layout import REPLICATED, Layout, Partial
+from shoal.kernels.block import Block, needed
 from shoal.kernels.launch import Launch, launched
-from shoal.kernels.loops import HELD, MOST_SHARED, ROWS, block_share
+from shoal.kernels.loops import MOST_SHARED, ROWS, block_share
 from shoal.kernels.memory import Port
-from shoal.kernels.rules import Block
 from shoal.kernels.tiles import ROW, IneligibleError, padded
+from shoal.tracing.equations import holds
 from shoal.tracing.flow import block_layouts
 from shoal.tracing.local import Held, Local
 
 BLOCK = 32  # samples
 WARPS = 4
+SUM_HELD = 64 << 10
+MOST_SAMPLES = 1 << 22
 PROGRAMS = 128  # about as many as a large GPU has processors
 
 
@@ -57,7 +61,7 @@ class Sums:
     def made(self) -> list[Port]:
         """What it makes, all results in order; those that are the same for all are not its own."""
         return [
-            Port(v.aval, int(x == ROWS), x == ROWS)
+            Port(v.aval, int(x == ROWS), x == ROWS, is_sum=x == Partial())
             for v, x in zip(self.equation.outvars, self.outs, strict=True)
         ]
 
@@ -123,62 +127,142 @@ def plan_sums(equation: Any) -> Sums:
     return Sums(equation, outs, jax.make_jaxpr(some)(*specs))
 
 
-def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
-    """What `in_blocks` gives, computed by a kernel."""
-    ins, made, first = plan.ins, plan.made, plan.shared
-    count = args[first].shape[0]
-    blocks = -(-count // BLOCK)
-    programs = min(PROGRAMS, blocks)
-    shared = sum(p.on_chip for p in ins[:first])
-    if shared > MOST_SHARED:
-        raise IneligibleError(f"{shared >> 10} kB that all samples share don't fit on chip")
-    summed = [i for i, x in enumerate(plan.outs) if x == Partial()]
-    by_row = [i for i, x in enumerate(plan.outs) if x == Sharded(0)]
-    if sum(made[i].on_chip for i in summed) > MOST_SHARED:
-        raise IneligibleError("its sums don't fit on chip")
-    given = [
-        p.prepared(x, [blocks * BLOCK] if p.by_rows else [])
-        for p, x in zip(ins, args, strict=True)
-    ]
-    sums = Row(tuple(made[i] for i in summed))
-    outs = [jax.ShapeDtypeStruct((programs, sums.length), np.float32)] if summed else []
-    outs += [made[i].spec([blocks * BLOCK]) for i in by_row]
+@dataclass(frozen=True)
+class Group:
+    """Results that one program computes; those that share no product are left to another.
 
-    def kernel(*refs: Any) -> None:
-        in_refs, out_refs = refs[: len(given)], refs[len(given) :]
-        program = pl.program_id(0)
+    So a critic's gradient isn't held on chip beside an actor's.
+    """
+
+    summed: tuple[int, ...]
+    by_row: tuple[int, ...]
+
+
+def groups_of(plan: Sums) -> list[Group]:
+    """Results in groups that have no matrix product in common; single numbers go with the most."""
+    jaxpr = plan.body.jaxpr
+    heavy = {i for i, e in enumerate(jaxpr.eqns) if holds(e, _is_product)}
+    uses = [needed(jaxpr, [v]) & heavy for v in jaxpr.outvars]
+    own = [i for i, x in enumerate(plan.outs) if x in (Partial(), ROWS)]
+    large = [i for i in own if plan.made[i].aval.size > 1]
+    found: list[tuple[set[int], set[int]]] = []
+    for i in large:
+        joined, products = {i}, set(uses[i])
+        for group in [g for g in found if g[1] & products or not products]:
+            found.remove(group)
+            joined, products = joined | group[0], products | group[1]
+        found.append((joined, products))
+    found = found or [(set(), set())]
+    for i in set(own) - set(large):
+        max(found, key=lambda g: len(g[1] & uses[i]))[0].add(i)
+    return [
+        Group(
+            tuple(i for i in sorted(outs) if plan.outs[i] == Partial()),
+            tuple(i for i in sorted(outs) if plan.outs[i] == ROWS),
+        )
+        for outs, _ in found
+    ]
+
+
+def _is_product(e: Any) -> bool:
+    return e.primitive.name == "dot_general"
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What programs of one group do: sum up every so manieth block of samples."""
+
+    plan: Sums
+    count: int
+    programs: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the samples fill."""
+        return -(-self.count // BLOCK)
+
+    def run(
+        self, program: Any, group: Group, in_refs: Sequence[Any], out_refs: Sequence[Any]
+    ) -> None:
+        """Sum up this program's blocks; `out_refs` are those of this group."""
+        plan = self.plan
+        ins, made, first = plan.ins, plan.made, plan.shared
+        wanted = [*group.summed, *group.by_row]
+        eqns = needed(plan.body.jaxpr, [plan.body.jaxpr.outvars[i] for i in wanted])
 
         def load(i: int) -> Any:
             return ins[i].load(in_refs[i], (), ())
 
-        kept = [load(i) for i in range(first)] if shared <= HELD else None
+        shared = sum(p.on_chip for p in ins[:first])
+        kept = [load(i) for i in range(first)] if shared <= SUM_HELD else None
 
         def turn(k: Any, totals: Any) -> Any:
-            start = (program + k * programs) * BLOCK
-            here = pl.ds(start, BLOCK)
-            valid = None
-            if count % BLOCK:
-                valid = start + lax.iota(jnp.int32, BLOCK) < count
-            now = kept or [load(i) for i in range(first)]
-            rows = [p.load(r, (here,), (ROW,)) for p, r in zip(ins[first:], in_refs[first:], strict=True)]
-            found = Block(BLOCK, valid).jaxpr(plan.body, [*now, *rows])
-            for i, ref in zip(by_row, out_refs[bool(summed) :], strict=True):
+            start = (program + k * self.programs) * BLOCK
+            here, valid = pl.ds(start, BLOCK), None
+            if self.count % BLOCK:
+                valid = start + lax.iota(jnp.int32, BLOCK) < self.count
+            args = kept or [load(i) for i in range(first)]
+            args = args + [
+                p.load(r, (here,), (ROW,))
+                for p, r in zip(ins[first:], in_refs[first:], strict=True)
+            ]
+            found = Block(BLOCK, valid).jaxpr(plan.body, args, eqns)
+            for i, ref in zip(group.by_row, out_refs[bool(group.summed) :], strict=True):
                 made[i].store(ref, (here,), made[i].arrays(found[i], BLOCK))
-            parts = [made[i].arrays(found[i], 0) for i in summed]
+            parts = [made[i].arrays(found[i], 0) for i in group.summed]
             return jax.tree.map(jnp.add, totals, parts)
 
-        zeros = [_zeros(made[i]) for i in summed]
-        turns = (blocks - program + programs - 1) // programs
+        zeros = [_zeros(made[i]) for i in group.summed]
+        turns = (self.blocks - program + self.programs - 1) // self.programs
         totals = lax.fori_loop(0, turns, turn, zeros)
-        if summed:
-            sums.store(out_refs[0], program, totals)
+        if group.summed:
+            Row(tuple(made[i] for i in group.summed)).store(out_refs[0], program, totals)
 
-    results = launched(replace(launch, warps=WARPS, name="shoal_sums"), kernel, programs, given, outs)
+    def specs(self, group: Group) -> list[jax.ShapeDtypeStruct]:
+        """What the programs of a group write: a row of sums each, and rows of samples."""
+        made, size = self.plan.made, self.blocks * BLOCK
+        length = Row(tuple(made[i] for i in group.summed)).length
+        sums = [jax.ShapeDtypeStruct((self.programs, length), np.float32)] if group.summed else []
+        return [*sums, *(made[i].spec([size]) for i in group.by_row)]
+
+    def restored(self, group: Group, written: Sequence[Any]) -> dict[int, Any]:
+        """The results of a group, by their numbers, from what its programs wrote."""
+        made, found = self.plan.made, {}
+        if group.summed:
+            row = Row(tuple(made[i] for i in group.summed))
+            found |= zip(group.summed, row.restored(jnp.sum(written[0], axis=0)), strict=True)
+        for i, x in zip(group.by_row, written[bool(group.summed) :], strict=True):
+            found[i] = made[i].restored(x, [self.count])
+        return found
+
+
+def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
+    """What `in_blocks` gives, computed by a kernel."""
+    ins, made, first = plan.ins, plan.made, plan.shared
+    count = args[first].shape[0]
+    if count > MOST_SAMPLES:
+        raise IneligibleError(f"XLA is faster at {count:,} samples")
+    if max(sum(p.on_chip for p in ports) for ports in (ins[:first], made)) > MOST_SHARED:
+        raise IneligibleError("what all samples share, or its sums, don't fit on chip")
+    size = -(-count // BLOCK) * BLOCK
+    given = [p.prepared(x, [size] if p.by_rows else []) for p, x in zip(ins, args, strict=True)]
+    work, groups = _Kernel(plan, count, min(PROGRAMS, size // BLOCK)), groups_of(plan)
+    outs = [work.specs(group) for group in groups]
+    ends = list(itertools.accumulate(map(len, outs), initial=0))
+
+    def kernel(*refs: Any) -> None:
+        in_refs, out_refs = refs[: len(given)], refs[len(given) :]
+        program, which = pl.program_id(0), pl.program_id(1)
+        for number, (group, start, end) in enumerate(zip(groups, ends, ends[1:], strict=False)):
+            run = partial(work.run, program, group, in_refs, out_refs[start:end])
+            pl.when(which == number)(run)
+
+    launch = replace(launch, warps=WARPS, name="shoal_sums")
+    grid = work.programs, len(groups)
+    results = launched(launch, kernel, grid, given, list(itertools.chain(*outs)))
     found: dict[int, Any] = {}
-    if summed:
-        found |= zip(summed, sums.restored(jnp.sum(results[0], axis=0)), strict=True)
-    for i, x in zip(by_row, results[bool(summed) :], strict=True):
-        found[i] = made[i].restored(x, [count])
+    for group, start, end in zip(groups, ends, ends[1:], strict=False):
+        found |= work.restored(group, results[start:end])
     if len(found) < len(made):
         block = [x if i < first else x[:1].repeat(BLOCK, 0) for i, x in enumerate(args)]
         same = jex.jaxpr_as_fun(plan.body)(*block)
@@ -187,6 +271,6 @@ def run_sums(plan: Sums, args: Sequence[Any], launch: Launch) -> list[Any]:
 
 
 def _zeros(port: Port) -> list[Any]:
-    frame, sizes = port.frame, port.sizes([])
-    shape = tuple(sizes[i] for i in frame.wide)
+    frame = port.frame
+    shape = tuple(padded(frame.shape[i]) for i in frame.wide)
     return [jnp.zeros(shape, frame.dtype) for _ in range(frame.tiles.size)]

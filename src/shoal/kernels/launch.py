@@ -26,12 +26,12 @@ class Launch:
 def launched(
     launch: Launch,
     kernel: Callable[..., None],
-    programs: int,
+    grid: tuple[int, ...],
     given: Sequence[Any],
     outs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """What a kernel of so many programs makes of arrays; raises where it can't be compiled."""
-    call = _call(launch, kernel, programs, tuple(outs))
+    """What a grid of programs makes of arrays; raises where it can't be compiled."""
+    call = _call(launch, kernel, grid, tuple(outs))
     if launch.interpret:
         return list(call(*given))
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
@@ -42,19 +42,21 @@ def launched(
     except IneligibleError:
         raise
     except Exception as error:
-        raise IneligibleError(f"Triton refuses it ({type(error).__name__}: {first_line(error)})") from error
+        raise IneligibleError(
+            f"Triton refuses it ({type(error).__name__}: {first_line(error)})"
+        ) from error
     return list(call(*given))
 
 
 def _call(
     launch: Launch,
     kernel: Callable[..., None],
-    programs: int,
+    grid: tuple[int, ...],
     outs: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
     if launch.interpret:
-        return pl.pallas_call(kernel, outs, grid=(programs,), interpret=True, name=launch.name)
+        return pl.pallas_call(kernel, outs, grid=grid, interpret=True, name=launch.name)
     from jax.experimental.pallas import triton
 
     options = triton.CompilerParams(num_warps=launch.warps, num_stages=1)
-    return pl.pallas_call(kernel, outs, grid=(programs,), compiler_params=options, name=launch.name)
+    return pl.pallas_call(kernel, outs, grid=grid, compiler_params=options, name=launch.name)

@@ -17,9 +17,9 @@ from jax.experimental import pallas as pl
 from jax.extend import core as jex
 
 from shoal.graph.layout import REPLICATED, Layout, Replicated, Sharded
+from shoal.kernels.block import Block
 from shoal.kernels.launch import Launch, launched
 from shoal.kernels.memory import Port
-from shoal.kernels.rules import Block
 from shoal.kernels.tiles import ROW, IneligibleError, filled
 from shoal.tracing.equations import below, holds, opened, scan_counts
 from shoal.tracing.flow import Flow
@@ -27,7 +27,8 @@ from shoal.tracing.local import Held, Local, Share
 from shoal.tracing.rowwise import map_rows_p
 
 ROWS = Sharded(0)
-BLOCK = 16  # rows: the fewest that tensor cores take
+BLOCK, LARGE_BLOCK = 16, 64  # rows; 16 are the fewest that tensor cores take
+MANY = 16_384  # rows from which large blocks are the faster ones, measured on an H200
 HELD = 64 << 10  # bytes of shared arrays that are held on chip for the whole loop
 NETWORK_WARPS = 4
 MOST_SHARED = 1 << 20  # bytes of shared arrays that are worth reading again every turn
@@ -113,8 +114,7 @@ def plan_loop(equation: Any) -> Plan:
     n_const, n_carry = scan_counts(equation)
     marked = _row_constants(equation, count)
     layouts = tuple(
-        _guess(v.aval, i, (n_const, n_carry), count, marked)
-        for i, v in enumerate(equation.invars)
+        _guess(v.aval, i, (n_const, n_carry), count, marked) for i, v in enumerate(equation.invars)
     )
     first_looped = n_const + n_carry
     outer = [*layouts[:first_looped], *map(_outer, layouts[first_looped:])]
@@ -127,14 +127,12 @@ def plan_loop(equation: Any) -> Plan:
         )
         if not fits:
             raise IneligibleError("what it stacks mixes rows, or has none")
-    rows = BLOCK
+    rows = LARGE_BLOCK if count >= MANY else BLOCK
     body = _body(equation, layouts, count, rows)
     return Plan(equation, count, rows, layouts, body)
 
 
-def _guess(
-    aval: Any, index: int, counts: tuple[int, int], count: int, marked: set[int]
-) -> Layout:
+def _guess(aval: Any, index: int, counts: tuple[int, int], count: int, marked: set[int]) -> Layout:
     """Whether an operand is taken to have rows; the flow of layouts then proves or refutes it."""
     n_const, n_carry = counts
     if index < n_const:
@@ -250,10 +248,12 @@ def run_loop(plan: Plan, args: Sequence[Any], launch: Launch) -> list[Any]:
             port.store(ref, (here,) if port.by_rows else (), arrays)
 
     warps = NETWORK_WARPS if shared else 1
-    made = launched(replace(launch, warps=warps, name="shoal_loop"), kernel, blocks, given, outs)
+    made = launched(replace(launch, warps=warps, name="shoal_loop"), kernel, (blocks,), given, outs)
     ends = [[plan.count] if p.by_rows else [] for p in carries]
     ends += [[length, plan.count]] * len(stacked)
-    return [p.restored(x, lead) for p, x, lead in zip([*carries, *stacked], made, ends, strict=True)]
+    return [
+        p.restored(x, lead) for p, x, lead in zip([*carries, *stacked], made, ends, strict=True)
+    ]
 
 
 def _filled(port: Port, arrays: Sequence[Any], rows: int) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from shoal.kernels.rules import Held, Keyed
+from shoal.kernels.block import Held, Keyed, dropped
 from shoal.kernels.tiles import (
     MOST_IN_TILE,
     IneligibleError,
@@ -30,12 +30,14 @@ from shoal.kernels.tiles import (
 class Port:
     """An array that a kernel reads or writes: rows of it, or all of it where rows share it.
 
-    `lead` counts its first axes that a kernel indexes: turns of a loop, and rows.
+    `lead` counts its first axes that a kernel indexes: turns of a loop, and rows. A sum over rows
+    is added up as the matrix products give it: both its axes are sides of one tile.
     """
 
     aval: Any
     lead: int
     by_rows: bool
+    is_sum: bool = False
 
     @property
     def is_key(self) -> bool:
@@ -55,6 +57,8 @@ class Port:
         if np.dtype(dtype).itemsize > 4:
             raise IneligibleError(f"numbers of type {np.dtype(dtype)} are not held in kernels")
         frame = framed(shape, dtype, None, 1 if self.by_rows else 2)
+        if self.is_sum and len(shape) == 2 and frame.wide and 1 not in shape:
+            frame = Tiled(np.empty((1, 1), object), shape, frame.dtype, (0, 1))
         if math.prod(padded(shape[i]) for i in frame.wide) > MOST_IN_TILE:
             raise IneligibleError(f"an array of shape {shape} doesn't fit on chip")
         return frame
@@ -141,14 +145,13 @@ class Port:
 
     def _index(self, frame: Tiled, place: Sequence[int]) -> tuple[Any, ...]:
         return tuple(
-            pl.ds(0, padded(frame.shape[i])) if i in frame.wide else i_ for i, i_ in enumerate(place)
+            pl.ds(0, padded(frame.shape[i])) if i in frame.wide else i_
+            for i, i_ in enumerate(place)
         )
 
 
 def _without_rows(value: Tiled, port: Port) -> Tiled:
     """A result that is the same for all rows still has their axis, which tiles have not."""
-    from shoal.kernels.rules import dropped
-
     if port.by_rows and value.axis is None and len(value.shape) > len(port.frame.shape):
         return dropped(value, 0)
     return value

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shoal.kernels.rules import Block, dropped, narrow, only_real, rule
+from shoal.kernels.block import Block, dropped, narrow, only_real, rule
 from shoal.kernels.tiles import (
     MOST_IN_TILE,
     ROW,
+    SMALLEST,
     IneligibleError,
     Tile,
     Tiled,
@@ -29,8 +30,6 @@ from shoal.kernels.tiles import (
     tiles_of,
     widened,
 )
-
-SMALLEST_DOT = 16  # the shortest side that tensor cores take
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,20 @@ class _Product:
 @rule("dot_general")
 def _dot_general(block: Block, e: Any, args: list[Tiled]) -> Tiled:
     (left_sums, right_sums), (left_batch, right_batch) = e.params["dimension_numbers"]
-    left, right = args
     shapes = [v.aval.shape for v in e.invars]
     # Every axis gets a name: those that are paired have the same one.
     names = [[-9] * len(s) for s in shapes]
     count = itertools.count()
-    for i, j in [*zip(left_batch, right_batch, strict=True), *zip(left_sums, right_sums, strict=True)]:
+    for i, j in [
+        *zip(left_batch, right_batch, strict=True),
+        *zip(left_sums, right_sums, strict=True),
+    ]:
         names[0][i] = names[1][j] = next(count)
     for own in names:
         own[:] = [next(count) if n == -9 else n for n in own]
-    lengths = {n: s for own, sh in zip(names, shapes, strict=True) for n, s in zip(own, sh, strict=True)}
+    lengths = {
+        n: s for own, sh in zip(names, shapes, strict=True) for n, s in zip(own, sh, strict=True)
+    }
     rows = {own[v.axis] for v, own in zip(args, names, strict=True) if v.axis is not None}
     if len(rows) > 1:
         raise IneligibleError("a product pairs rows with other rows")
@@ -122,15 +125,12 @@ def _product(block: Block, factors: list[_Factor], what: _Product) -> Tiled:
     for name in (*what.summed, *what.out):
         if any(f.is_wide(name) for f in factors):
             factors = [f.with_side(name) if name in f.names else f for f in factors]
+    factors = _as_matrices(factors, what)
     left, right = factors
-    outer = tuple(
-        what.lengths[n] if any(f.is_short(n) for f in factors) else 1 for n in what.out
-    )
+    outer = tuple(what.lengths[n] if any(f.is_short(n) for f in factors) else 1 for n in what.out)
     short = [n for n in what.summed if any(f.is_short(n) for f in factors)]
     plain = [n for n in what.summed if n not in short]
-    wide = tuple(
-        i for i, n in enumerate(what.out) if any(f.is_wide(n) for f in factors)
-    )
+    wide = tuple(i for i, n in enumerate(what.out) if any(f.is_wide(n) for f in factors))
     made = []
     for place in places(outer):
         where = dict(zip(what.out, place, strict=True))
@@ -141,9 +141,23 @@ def _product(block: Block, factors: list[_Factor], what: _Product) -> Tiled:
             )
         ]
         total = functools.reduce(_add, terms)
-        made.append(Tile(total.array, tuple(s if s == ROW else what.out.index(s) for s in total.sides)))
+        made.append(
+            Tile(total.array, tuple(s if s == ROW else what.out.index(s) for s in total.sides))
+        )
     shape = tuple(what.lengths[n] for n in what.out)
     return Tiled(tiles_of(made, outer), shape, what.dtype, wide)
+
+
+def _as_matrices(factors: list[_Factor], what: _Product) -> list[_Factor]:
+    """For a sum over rows, short axes as sides too if the other factor is wide: one product."""
+    free = [[n for n in f.names if n in what.out] for f in factors]
+    wide = [any(map(f.is_wide, f.names)) for f in factors]
+    if not what.over_rows or any(len(names) != 1 for names in free) or not any(wide):
+        return factors
+    return [
+        f.with_side(names[0]) if f.is_short(names[0]) else f
+        for f, names in zip(factors, free, strict=True)
+    ]
 
 
 def _add(a: Tile, b: Tile) -> Tile:
@@ -182,11 +196,16 @@ def _real(block: Block, tile: Tile, side: int, what: _Product) -> Tile:
 
 def _matmul(block: Block, left: Tile, right: Tile, over: int, what: _Product) -> Tile | None:
     """A product on tensor cores, where both are matrices large enough."""
-    if len(left.sides) != 2 or len(right.sides) != 2 or over not in left.sides or over not in right.sides:
+    if (
+        len(left.sides) != 2
+        or len(right.sides) != 2
+        or over not in left.sides
+        or over not in right.sides
+    ):
         return None
     if left.is_known or right.is_known or set(left.sides) == set(right.sides):
         return None
-    if min(*left.array.shape, *right.array.shape) < SMALLEST_DOT:
+    if min(*left.array.shape, *right.array.shape) < SMALLEST:
         return None
     left, right = _real(block, left, over, what), _real(block, right, over, what)
     rows = next(s for s in left.sides if s != over)

@@ -20,6 +20,7 @@ from jax import lax
 ROW = -1  # the side of a tile along which rows lie
 SHORT = 8  # the longest axis that is held as separate tiles
 LONGEST = 1024  # the longest axis that is a side of a tile
+SMALLEST = 16  # the shortest side of a matrix that tensor cores take
 MOST_TILES = 512  # of one value
 MOST_IN_TILE = 1 << 17  # numbers
 
@@ -29,8 +30,8 @@ class IneligibleError(Exception):
 
 
 def padded(size: int) -> int:
-    """The next power of two, which a tile's side is."""
-    return 1 << max(0, size - 1).bit_length()
+    """How long a tile's side is: a power of two, and not less than tensor cores take."""
+    return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,7 @@ def widened(value: Tiled, axis: int) -> Tiled:
         for i, part in enumerate(parts[1:], 1):
             array = jnp.where(index == i, spread(part, sides, sizes), array)
         made.append(Tile(array, sides))
-    return replace(
-        value, tiles=tiles_of(made, shape), wide=tuple(sorted({*value.wide, axis}))
-    )
+    return replace(value, tiles=tiles_of(made, shape), wide=tuple(sorted({*value.wide, axis})))
 
 
 def split_up(value: Tiled, axis: int) -> Tiled:
