@@ -12,16 +12,17 @@ from statistics import median
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import shoal
 from shoal import envs as environments
 from shoal.algorithms import PPO
 from shoal.planning.fragment_program import write_program
-from shoal.runtime.execution.fused_run import compile_many
+from shoal.runtime.execution.executors import compiled_ticks
 from shoal.runtime.execution.lowering import lowering_of
 
 STEPS, TICKS = 128, 50
-ALGORITHM = PPO(steps=STEPS, epochs=4, minibatches=4, learning_rate=2.5e-4)
+ALGORITHM = PPO(num_steps=STEPS, update_epochs=4, num_minibatches=4, learning_rate=2.5e-4)
 
 
 class Side:
@@ -32,7 +33,7 @@ class Side:
         self.graph = shoal.trace(ALGORITHM, environments.make(env), envs=envs)
         plan = shoal.plan(self.graph, shoal.fused())
         self.program = write_program(plan, "all")
-        self.many = compile_many(lowering_of(plan, "all"), self.program, TICKS)
+        self.many = compiled_ticks(lowering_of(plan, "all"), self.program)
         self.begin(0)
         start = time.perf_counter()
         self.ticks(1)
@@ -41,15 +42,16 @@ class Side:
     def begin(self, seed: int) -> None:
         """Start the loop from a seed."""
         leaves = jax.tree.leaves(self.graph.origin.start(seed, self.graph.envs))
-        values = dict(zip(self.graph.inputs, leaves, strict=True))
+        values = dict(zip(self.graph.inputs, map(_raw, leaves), strict=True))
         self.carry = [jnp.copy(values[name]) for name, _ in self.program.carry]
         self.constants = [values[name] for name in self.program.constants]
 
     def ticks(self, count: int) -> float:
         """How many seconds so many ticks take."""
         start = time.perf_counter()
-        self.carry, self.shown = self.many(count, self.carry, self.constants)
-        jax.block_until_ready((self.carry, self.shown))
+        made = list(self.many(np.int32(count), *self.carry, *self.constants))
+        self.carry, self.shown = made[: len(self.carry)], made[len(self.carry) :]
+        jax.block_until_ready(made)
         return time.perf_counter() - start
 
     def learnt(self, seed: int) -> float:
@@ -59,8 +61,15 @@ class Side:
             self.ticks(TICKS)
         names = [name for name, _ in self.program.metrics]
         shown = dict(zip(names, self.shown, strict=True))
-        totals = [jnp.sum(shown[name][-20:]) for name in ("episode_return", "episodes")]
+        totals = [
+            jnp.sum(shown[name][TICKS - 20 : TICKS]) for name in ("episode_return", "episodes")
+        ]
         return float(totals[0] / totals[1])
+
+
+def _raw(x: jax.Array) -> jax.Array:
+    """An array as programs carry it: keys as their data."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def main() -> None:

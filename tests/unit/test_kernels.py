@@ -1,5 +1,7 @@
 """Generated kernels give XLA's numbers; what can't be a kernel runs on XLA, and says why."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,13 @@ from jax import lax
 from jax.extend import core as jex
 
 from shoal import kernels
+from shoal.cli.main import main
 from shoal.errors import SettingError
-from shoal.kernels.rewrite import VARIABLE, with_kernels
+from shoal.kernels import VARIABLE, with_kernels
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.nets import init_mlp, mlp
 from shoal.rl.returns import discounted_return, gae, past_return, traces, vtrace
+from shoal.runtime.execution.executors import kernel_parts
 from shoal.tracing.blocks import in_blocks
 from shoal.tracing.equations import below, bind
 from shoal.tracing.stage import stage
@@ -209,11 +213,11 @@ def small(name):
 
     few = {"hidden": (16,)}
     return {
-        "ppo": a.PPO(steps=4, **few),
-        "a2c": a.A2C(steps=4, **few),
-        "impala": a.IMPALA(steps=4, **few),
-        "dqn": a.DQN(steps=4, **few),
-        "sac": a.SAC(steps=4, **few),
+        "ppo": a.PPO(num_steps=4, **few),
+        "a2c": a.A2C(num_steps=4, **few),
+        "impala": a.IMPALA(num_steps=4, **few),
+        "dqn": a.DQN(num_steps=4, **few),
+        "sac": a.SAC(num_steps=4, **few),
     }[name]
 
 
@@ -221,12 +225,17 @@ def small(name):
     ("name", "env", "envs"),
     [
         ("ppo", "CartPole-v1", 17),
-        ("ppo", "Pendulum-v1", 8),
-        ("a2c", "Acrobot-v1", 16),
-        ("impala", "CartPole-v1", 20),
-        ("dqn", "MountainCar-v0", 12),
-        ("dqn", "Acrobot-v1", 5),
-        ("sac", "Pendulum-v1", 6),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("ppo", "Pendulum-v1", 8),
+                ("a2c", "Acrobot-v1", 16),
+                ("impala", "CartPole-v1", 20),
+                ("dqn", "MountainCar-v0", 12),
+                ("dqn", "Acrobot-v1", 5),
+                ("sac", "Pendulum-v1", 6),
+            )
+        ),
     ],
 )
 def test_collecting_is_one_kernel(name, env, envs):
@@ -291,6 +300,40 @@ def test_a_wrong_setting_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "fast")
     with pytest.raises(SettingError, match="none of off, auto, interpret"):
         kernels.mode()
+
+
+def fused_ppo():
+    pytest.importorskip("gymnax")
+    import shoal
+    from shoal.algorithms import PPO
+    from shoal.envs import make
+
+    algorithm = PPO(num_steps=4, update_epochs=1, num_minibatches=2, hidden=(8,))
+    return shoal.plan(shoal.trace(algorithm, make("CartPole-v1"), envs=16), shoal.fused())
+
+
+@pytest.mark.slow
+def test_a_run_with_kernels_gives_the_same_state(monkeypatch):
+    import shoal
+
+    got = shoal.run(fused_ppo(), ticks=2).values
+    monkeypatch.setenv(VARIABLE, "off")
+    check_same(got, shoal.run(fused_ppo(), ticks=2).values)
+
+
+def test_a_plan_says_what_runs_as_what(monkeypatch, capsys):
+    plan = fused_ppo()
+    first, *others = map(str, kernel_parts(plan))
+    assert re.fullmatch(r"the loop of act, env \(.*ppo.py:\d+\) runs as a kernel", first)
+    assert [re.sub(r" \(.*\)", "", text) for text in others] == [
+        "a recurrence runs as a kernel",
+        "the sum over samples runs as a kernel",
+    ]
+    monkeypatch.setenv(VARIABLE, "auto")
+    assert main(["plan", "ppo", "CartPole-v1", "--envs", "16"]) == 0
+    assert "runs as XLA: kernels need NVIDIA GPUs" in capsys.readouterr().out
+    monkeypatch.setenv(VARIABLE, "off")
+    assert kernel_parts(plan) == []
 
 
 class Gpu:

@@ -51,6 +51,7 @@ from shoal.runs.training import (
 )
 from shoal.runs.trust import is_remembered, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape, record, replay
+from shoal.runtime.execution.executors import kernel_parts
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.run import BACKENDS, fresh_start, run
 from shoal.tracing.frozen import check_not_frozen
@@ -325,7 +326,8 @@ def _plan(options: argparse.Namespace) -> int:
     drawn = plan(graph, distribution)
     if options.save is not None:
         save_plan(drawn, options.save)
-    return _show(options.out, str(drawn), drawn.to_json(), plan_page)
+    text = "\n".join([str(drawn), *map(str, kernel_parts(drawn))])
+    return _show(options.out, text, drawn.to_json(), plan_page)
 
 
 def _run(options: argparse.Namespace) -> int:

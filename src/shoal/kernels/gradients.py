@@ -21,9 +21,10 @@ from jax.extend import core as jex
 
 from shoal.graph.layout import REPLICATED, Layout, Partial
 from shoal.kernels.block import Block, needed
-from shoal.kernels.launch import Launch, launched
+from shoal.kernels.launch import launched
 from shoal.kernels.loops import MOST_SHARED, ROWS, block_share
 from shoal.kernels.memory import Port
+from shoal.kernels.setting import Launch
 from shoal.kernels.tiles import ROW, IneligibleError, padded
 from shoal.tracing.equations import holds
 from shoal.tracing.flow import block_layouts

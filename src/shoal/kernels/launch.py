@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 
 from shoal.errors import first_line
+from shoal.kernels.setting import Launch
 from shoal.kernels.tiles import IneligibleError
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How kernels are run; `is_tried`: each is compiled by itself before it is relied on."""
-
-    interpret: bool = False
-    is_tried: bool = True
-    warps: int = 4
-    name: str = "shoal_kernel"
 
 
 def launched(
@@ -31,11 +21,11 @@ def launched(
     outs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
     """What a grid of programs makes of arrays; raises where it can't be compiled."""
-    call = _call(launch, kernel, grid, tuple(outs))
     if launch.interpret:
-        return list(call(*given))
+        return list(_call(launch, kernel, grid, tuple(outs))(*given))
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
     try:
+        call = _call(launch, kernel, grid, tuple(outs))
         lowered = jax.jit(call).trace(*specs).lower(lowering_platforms=("cuda",))
         if launch.is_tried:
             lowered.compile()

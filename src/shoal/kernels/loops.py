@@ -18,8 +18,9 @@ from jax.extend import core as jex
 
 from shoal.graph.layout import REPLICATED, Layout, Replicated, Sharded
 from shoal.kernels.block import Block
-from shoal.kernels.launch import Launch, launched
+from shoal.kernels.launch import launched
 from shoal.kernels.memory import Port
+from shoal.kernels.setting import Launch
 from shoal.kernels.tiles import ROW, IneligibleError, filled
 from shoal.tracing.equations import below, holds, opened, scan_counts
 from shoal.tracing.flow import Flow

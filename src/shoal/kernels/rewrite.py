@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,79 +10,27 @@ import jax
 from jax import lax
 from jax.extend import core as jex
 
-from shoal.errors import SettingError
+from shoal.kernels import operations, products, randomness, reductions  # noqa: F401  their rules
 from shoal.kernels.gradients import plan_sums, run_sums
-from shoal.kernels.launch import Launch
 from shoal.kernels.loops import plan_loop, run_loop
+from shoal.kernels.setting import Launch, Part, Report
 from shoal.kernels.tiles import IneligibleError
 from shoal.tracing.equations import (
     CALLS,
-    below,
     bind,
-    equation_mark,
     holds,
     inner,
     opened,
     place_of,
     scan_counts,
 )
+from shoal.tracing.jaxprs import marks_in
 from shoal.tracing.rowwise import in_blocks_p
 
-VARIABLE = "SHOAL_KERNELS"
-MODES = ("off", "auto", "interpret")
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a program that could be a kernel: what it is, and why it isn't one if it isn't."""
-
-    name: str
-    source: str
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        runs = f"XLA: {self.why_not}" if self.why_not else "a kernel"
-        return f"{self.name} ({self.source}) runs as {runs}"
-
-
-Report = Callable[[Part], None]
-
-
-def mode() -> str:
-    """Whether kernels are made, as the environment says."""
-    found = os.environ.get(VARIABLE, "off")
-    if found not in MODES:
-        raise SettingError(
-            f"{VARIABLE}={found} is none of {', '.join(MODES)}",
-            "Set it to `auto` to run kernels on GPUs that can, or leave it out.",
-        )
-    return found
-
-
-def launch_on(devices: Sequence[Any]) -> Launch | None:
-    """How kernels run on these devices, or None where they don't."""
-    chosen = mode()
-    if chosen == "interpret":
-        return Launch(interpret=True)
-    gpus = [d for d in devices if d.platform == "gpu"]
-    fit = gpus and len(gpus) == len(devices) and all(map(_has_triton, gpus))
-    return Launch() if chosen == "auto" and fit else None
-
-
-def _has_triton(device: Any) -> bool:
-    """Whether a GPU is NVIDIA's and new enough for JAX's Triton (Ampere and later)."""
-    capability = str(getattr(device, "compute_capability", ""))
-    return capability.replace(".", "").isdigit() and float(capability) >= 8.0
-
-
-def with_kernels(
-    work: Callable[..., Any], devices: Sequence[Any], report: Report | None = None
-) -> Callable[..., Any]:
-    """`work`, which is about to be compiled, with kernels where these devices can run them."""
-    launch = launch_on(devices)
-    if launch is None:
-        return work
-    rewrite = _Rewrite(launch, report or (lambda part: None))
+def rewritten(work: Callable[..., Any], launch: Launch, report: Report) -> Callable[..., Any]:
+    """`work` with kernels where it can have any; it is traced when what this gives is."""
+    rewrite = _Rewrite(launch, report)
 
     def run(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(work, return_shape=True)(*args)
@@ -129,7 +76,7 @@ class _Rewrite:
 
     def as_kernel(self, e: Any, args: list[Any]) -> list[Any] | None:
         """What a loop or a sum makes as a kernel; None where it can't be one."""
-        name = _name_of(e)
+        name, source = _name_of(e)
         try:
             if e.primitive is in_blocks_p:
                 made = run_sums(plan_sums(e), args, self.launch)
@@ -137,9 +84,9 @@ class _Rewrite:
                 made = run_loop(plan_loop(e), args, self.launch)
         except IneligibleError as error:
             if name:
-                self.report(Part(name, place_of(e), str(error)))
+                self.report(Part(name, source, str(error)))
             return None
-        self.report(Part(name or "a recurrence", place_of(e)))
+        self.report(Part(name or "a recurrence", source))
         return made
 
 
@@ -147,21 +94,14 @@ def _is_candidate(e: Any) -> bool:
     return e.primitive is in_blocks_p or e.primitive.name == "scan"
 
 
-def _name_of(e: Any) -> str:
-    """What a part is called in reports; nothing if nobody would expect it to be a kernel."""
+def _name_of(e: Any) -> tuple[str, str]:
+    """What a part is called in reports, and its line; no name if nobody expects it a kernel."""
     if e.primitive is in_blocks_p:
-        return "the sum over samples"
-    stages = list(dict.fromkeys(_stages(e)))
-    return f"the loop of {', '.join(stages)}" if stages else ""
-
-
-def _stages(e: Any) -> list[str]:
-    found = []
-    for jaxpr in below(e):
-        for one in jaxpr.eqns:
-            mark = equation_mark(one)
-            found += [mark.name] if mark and mark.per == "env" else _stages(one)
-    return found
+        return "the sum over samples", place_of(e)
+    marks = [m for m in dict.fromkeys(marks_in(e)) if m.per == "env"]
+    if not marks:
+        return "", place_of(e)
+    return f"the loop of {', '.join(m.name for m in marks)}", marks[0].source
 
 
 def _scan(rewrite: _Rewrite, e: Any, args: list[Any]) -> list[Any]:

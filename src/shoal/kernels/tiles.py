@@ -22,7 +22,7 @@ SHORT = 8  # the longest axis that is held as separate tiles
 LONGEST = 1024  # the longest axis that is a side of a tile
 SMALLEST = 16  # the shortest side of a matrix that tensor cores take
 MOST_TILES = 512  # of one value
-MOST_IN_TILE = 1 << 17  # numbers
+MOST_IN_TILE = 1 << 15  # numbers
 
 
 class IneligibleError(Exception):

@@ -9,14 +9,16 @@ import jax
 
 from shoal.graph.ir import Stage
 from shoal.graph.layout import Sharded
+from shoal.kernels import Part, launch_on, mode
 from shoal.planning.channel_specs import ArraySpec, make_cell
+from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Hand, HostCall, Program, Room, walk
 from shoal.runtime.execution.compiled_executor import CompiledExecutor
 from shoal.runtime.execution.exporting import ExportedSegments
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
 from shoal.runtime.execution.lowering import Lowering, lowering_of
-from shoal.runtime.execution.ticks import given_away, many_ticks
+from shoal.runtime.execution.ticks import given_away, many_ticks, parts_of
 from shoal.tracing.hosting import Task
 from shoal.tracing.interpret import host_task
 
@@ -46,6 +48,17 @@ def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> C
         ticks = many_ticks(segments, program)
         segments.compiled[program] = segments.jit(ticks, given_away(program))
     return segments.compiled[program]
+
+
+def kernel_parts(plan: Plan) -> list[Part]:
+    """Which parts of a plan of one program could be kernels here, and why others can't."""
+    programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
+    if mode() == "off" or len(programs) > 1 or not programs[0].compiles_whole:
+        return []
+    lowering = lowering_of(plan, programs[0].fragment)
+    if launch_on(lowering.devices) is None:
+        return [Part("all of it", "", "kernels need NVIDIA GPUs, Ampere or newer")]
+    return parts_of(lowering, programs[0])
 
 
 def make_spec(plan: Plan, program: Program) -> FragmentSpec:

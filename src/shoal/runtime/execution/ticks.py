@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.random import key_data, wrap_key_data
 
+from shoal.kernels import Part, with_kernels
 from shoal.planning.segments import Program, Segment
 from shoal.runtime.execution.lowering import PART, Lay, Lowering
 
@@ -53,6 +54,22 @@ def many_ticks(lowering: Lowering, program: Program) -> Callable[..., tuple[Any,
     ins = [None, *lowering.lays(before), *lowering.lays(program.constants)]
     outs: list[Lay] = [*lowering.lays(after), *map(_stacked, lowering.lays(shown))]
     return lowering.spread(ticks, ins, outs)
+
+
+def parts_of(lowering: Lowering, program: Program) -> list[Part]:
+    """Which parts of many ticks could be kernels on their devices, and why others can't."""
+    names = [*(before for before, _ in program.carry), *program.constants]
+    values = [lowering.in_one(name) for name in names]
+    specs = [
+        jax.ShapeDtypeStruct((*v.shape, 2), jnp.uint32)
+        if lowering.is_key(v.name)
+        else jax.ShapeDtypeStruct(v.shape, v.dtype)
+        for v in values
+    ]
+    parts: list[Part] = []
+    ticks = with_kernels(many_ticks(lowering, program), lowering.devices, parts.append)
+    jax.eval_shape(ticks, jax.ShapeDtypeStruct((), jnp.int32), *specs)
+    return list(dict.fromkeys(parts))
 
 
 def given_away(program: Program) -> tuple[int, ...]:
