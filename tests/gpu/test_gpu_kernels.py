@@ -48,7 +48,7 @@ def test_recurrences(shape):
 @pytest.mark.parametrize("sizes", [(4, 32, 1), (17, 24, 24, 1)])
 @pytest.mark.parametrize("samples", [64, 71])
 def test_gradients(sizes, samples):
-    unit.test_gradients_of_samples(sizes, samples)
+    unit.test_gradients_of_samples(samples=samples, sizes=sizes)
 
 
 @pytest.mark.parametrize("sizes", [(17, 24, 3), (3, 64, 64, 1)])

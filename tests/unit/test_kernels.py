@@ -288,6 +288,13 @@ def test_sums_that_are_none_run_on_xla():
     assert why_not(lambda x: in_blocks(lambda _, x: jnp.sort(x, axis=0), (), x, (1, 512)), x)
 
 
+def test_many_samples_run_on_xla(monkeypatch):
+    monkeypatch.setattr("shoal.kernels.gradients.MOST_SAMPLES", 40)
+    x = rows(3, envs=64)
+    reason = why_not(lambda x: in_blocks(lambda _, x: jnp.sum(x, axis=0), (), x, (1, 512)), x)
+    assert reason == "XLA is faster at 64 samples"
+
+
 @pytest.mark.parametrize("mode", ["off", "auto"])
 def test_nothing_changes_where_kernels_are_off_or_there_is_no_gpu(monkeypatch, mode):
     monkeypatch.setenv(VARIABLE, mode)

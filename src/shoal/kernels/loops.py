@@ -196,65 +196,87 @@ def _outer(layout: Layout) -> Layout:
     return Sharded(1) if layout == ROWS else layout
 
 
-def run_loop(plan: Plan, args: Sequence[Any], launch: Launch) -> list[Any]:
-    """What the scan gives, computed by a kernel."""
-    e = plan.equation
-    n_const, n_carry = scan_counts(e)
-    ports = plan.ports
-    consts, carries, looped, stacked = ports
-    rows, length = plan.rows, e.params["length"]
-    blocks = -(-plan.count // rows)
-    whole = blocks * rows
-    shared = sum(p.on_chip for p in consts if not p.by_rows)
-    if shared > MOST_SHARED:
-        raise IneligibleError(f"{shared >> 10} kB that all rows share don't fit on chip")
-    leads = [
-        *([[whole] if p.by_rows else [] for p in (*consts, *carries)]),
-        *([[length, whole] if p.by_rows else [length] for p in looped]),
-    ]
-    ins = [*consts, *carries, *looped]
-    given = [p.prepared(x, lead) for p, x, lead in zip(ins, args, leads, strict=True)]
-    outs = [p.spec([whole] if p.by_rows else []) for p in carries]
-    outs += [p.spec([length, whole]) for p in stacked]
+@dataclass(frozen=True)
+class _Kernel:
+    """What a program does: all turns of the loop for its block of rows."""
 
-    def kernel(*refs: Any) -> None:
-        in_refs, out_refs = refs[: len(given)], refs[len(given) :]
+    plan: Plan
+    consts: list[Port]
+    carries: list[Port]
+    looped: list[Port]
+    stacked: list[Port]
+
+    @property
+    def ins(self) -> list[Port]:
+        """What it reads, in the order of the loop's operands."""
+        return [*self.consts, *self.carries, *self.looped]
+
+    @property
+    def shared(self) -> int:
+        """How many bytes of constants all rows share."""
+        return sum(p.on_chip for p in self.consts if not p.by_rows)
+
+    def leads(self, count: int) -> tuple[list[list[int]], list[list[int]]]:
+        """The first axes of what is read, and of what is written, with so many rows."""
+        length = self.plan.equation.params["length"]
+        rows = [[count] if p.by_rows else [] for p in (*self.consts, *self.carries)]
+        turns = [[length, count] if p.by_rows else [length] for p in self.looped]
+        made = [[length, count]] * len(self.stacked)
+        return [*rows, *turns], [*rows[len(self.consts) :], *made]
+
+    def run(self, in_refs: Sequence[Any], out_refs: Sequence[Any]) -> None:
+        """Take all turns."""
+        plan, params, rows = self.plan, self.plan.equation.params, self.plan.rows
         here = pl.ds(pl.program_id(0) * rows, rows)
+        ports, consts, carries = self.ins, len(self.consts), self.carries
 
         def load(i: int, *lead: Any) -> Any:
-            port = ins[i]
-            return port.load(in_refs[i], (*lead, here) if port.by_rows else lead,
-                             (ROW,) if port.by_rows else ())  # fmt: skip
+            if not ports[i].by_rows:
+                return ports[i].load(in_refs[i], lead, ())
+            return ports[i].load(in_refs[i], (*lead, here), (ROW,))
 
-        kept = [load(i) for i in range(n_const)] if shared <= HELD else None
+        kept = [load(i) for i in range(consts)] if self.shared <= HELD else None
 
         def turn(i: Any, arrays: Any) -> Any:
-            t = length - 1 - i if e.params["reverse"] else i
-            now = kept or [load(j) for j in range(n_const)]
+            t = params["length"] - 1 - i if params["reverse"] else i
+            now = kept or [load(j) for j in range(consts)]
             carry = [_filled(p, a, rows) for p, a in zip(carries, arrays, strict=True)]
-            xs = [load(n_const + n_carry + j, t) for j in range(len(looped))]
+            xs = [load(j, t) for j in range(consts + len(carries), len(ports))]
             made = Block(rows).jaxpr(plan.body, [*now, *carry, *xs])
-            for port, ref, value in zip(stacked, out_refs[n_carry:], made[n_carry:], strict=True):
+            stacked = zip(self.stacked, out_refs[len(carries) :], made[len(carries) :], strict=True)
+            for port, ref, value in stacked:
                 port.store(ref, (t, here), port.arrays(value, rows))
             return [
                 p.arrays(x, rows if p.by_rows else 0)
-                for p, x in zip(carries, made[:n_carry], strict=True)
+                for p, x in zip(carries, made[: len(carries)], strict=True)
             ]
 
         first = [
-            p.arrays(load(n_const + j), rows if p.by_rows else 0) for j, p in enumerate(carries)
+            p.arrays(load(consts + j), rows if p.by_rows else 0) for j, p in enumerate(carries)
         ]
-        final = lax.fori_loop(0, length, turn, first)
-        for port, ref, arrays in zip(carries, out_refs[:n_carry], final, strict=True):
+        final = lax.fori_loop(0, params["length"], turn, first)
+        for port, ref, arrays in zip(carries, out_refs[: len(carries)], final, strict=True):
             port.store(ref, (here,) if port.by_rows else (), arrays)
 
-    warps = NETWORK_WARPS if shared else 1
-    made = launched(replace(launch, warps=warps, name="shoal_loop"), kernel, (blocks,), given, outs)
-    ends = [[plan.count] if p.by_rows else [] for p in carries]
-    ends += [[length, plan.count]] * len(stacked)
-    return [
-        p.restored(x, lead) for p, x, lead in zip([*carries, *stacked], made, ends, strict=True)
-    ]
+
+def run_loop(plan: Plan, args: Sequence[Any], launch: Launch) -> list[Any]:
+    """What the scan gives, computed by a kernel."""
+    work = _Kernel(plan, *plan.ports)
+    if work.shared > MOST_SHARED:
+        raise IneligibleError(f"{work.shared >> 10} kB that all rows share don't fit on chip")
+    blocks = -(-plan.count // plan.rows)
+    reads, writes = work.leads(blocks * plan.rows)
+    given = [p.prepared(x, lead) for p, x, lead in zip(work.ins, args, reads, strict=True)]
+    made = [*work.carries, *work.stacked]
+    outs = [p.spec(lead) for p, lead in zip(made, writes, strict=True)]
+    launch = replace(launch, warps=NETWORK_WARPS if work.shared else 1, name="shoal_loop")
+
+    def kernel(*refs: Any) -> None:
+        work.run(refs[: len(given)], refs[len(given) :])
+
+    results = launched(launch, kernel, (blocks,), given, outs)
+    _, ends = work.leads(plan.count)
+    return [p.restored(x, lead) for p, x, lead in zip(made, results, ends, strict=True)]
 
 
 def _filled(port: Port, arrays: Sequence[Any], rows: int) -> Any:
