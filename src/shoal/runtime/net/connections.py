@@ -22,7 +22,7 @@ from shoal.runtime.channels.channel import Waker
 from shoal.runtime.logs import Say, to_stderr
 from shoal.runtime.net import wire
 from shoal.runtime.net.connection import Connection, FrameHandler, Inbox
-from shoal.runtime.net.loop import READ, TICK_S, WRITE, Loop, SocketWaker, Wakes
+from shoal.runtime.net.loop import LOOK_S, READ, WRITE, Loop, SocketWaker, Wakes
 from shoal.runtime.net.sockets import Address, connecting, why_of
 from shoal.runtime.net.wire import (
     CLAIM,
@@ -79,7 +79,7 @@ class _Call:
 
     kind: int
     at: float = 0.0
-    pause: float = TICK_S
+    pause: float = 0.02
     why: str = ""
     pending: _Pending | None = None
 
@@ -110,6 +110,7 @@ class Connections:
         self._handler: FrameHandler | None = None
         self._wake_worker: Callable[[], None] = lambda: None
         self._loop, self._replacing = Loop(self._tick), threading.Lock()
+        self._stands = threading.Event()  # another connection stands
         self._listener: socket.socket | None = None
 
     @property
@@ -159,11 +160,12 @@ class Connections:
                 self._calls[other] = _Call(FIRST if other in self._first else REPLACE)
         self._loop.start(self._woken)
         until = time.monotonic() + START_TIMEOUT_S
-        while missing := sorted(others - set(self.links)):
+        while missing := others - self.links.keys():
             self._check()
             if time.monotonic() > until:
-                raise self._unreached(missing)
-            threading.Event().wait(2e-3)
+                raise self._unreached(sorted(missing))
+            self._stands.wait(LOOK_S)
+            self._stands.clear()
 
     def _unreached(self, missing: Sequence[int]) -> RunError:
         called = [other for other in missing if other in self._calls]
@@ -306,6 +308,7 @@ class Connections:
         link = self.links.get(other) or self._link(other)
         link.renew(sock, signing)
         self.links[other] = link
+        self._stands.set()
 
     def _resume(self, other: int, sock: socket.socket, signing: Signing | None, n: int) -> None:
         """Go on over a new connection to a worker that has the first `n` frames."""

@@ -19,7 +19,7 @@ from shoal.runtime.channels.channel import Waker
 
 PAUSE_S = 5e-3  # after a worker ran the loop itself, in which the thread leaves it to that
 LOOK_S = 0.1  # after which whoever sleeps looks around
-TICK_S = 0.02  # between two looks at what is overdue
+TICK_S = 0.05  # between two looks at what is overdue
 MOST_SKIPPED = 64  # times that the only connection is read without a look at the other sockets
 READ, WRITE = select.POLLIN, select.POLLOUT
 Callback = Callable[[int], bool]  # of what a socket is ready for; whether anything came
