@@ -1,4 +1,4 @@
-"""Which process holds which ends, and what each is told."""
+"""Which process holds which endpoints, and the configuration of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.runtime.execution.local_run import lagged
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.net.wiring import RemoteChannels, WorkerMap
 
-SPIN = 5e-5  # seconds that a worker watches before it sleeps, giving way to who has work
+SPIN = 5e-5  # seconds that a worker spins before it sleeps
 
 
 class ProcessAssignment:
@@ -76,25 +76,25 @@ class ProcessAssignment:
             )
             for number, held in enumerate(self.seats)
         ]
-        return [self._hire(one) for one in orders]
+        return [self._spec(one) for one in orders]
 
     def _fragment(self, program: Program) -> ExportedFragment | FragmentSpec:
         spec = make_spec(self._plan, program)
         return export_fragment(self._plan, spec) if program.compiles else spec
 
-    def _hire(self, orders: WorkerConfig) -> ProcessSpec:
-        """A process with its orders, and the modules of the user's that these may speak of."""
-        held, plan = orders.seats, self._plan
+    def _spec(self, config: WorkerConfig) -> ProcessSpec:
+        """A process with its configuration, and the modules that its host stages may need."""
+        held, plan = config.seats, self._plan
         return ProcessSpec(
-            orders.number,
+            config.number,
             held,
-            orders.ends,
+            config.ends,
             alike=plan.workers(held[0][0]) > 1,
             on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
             variables=self._variables(held),
             path=tuple(sys.path),
             modules=self._modules if self._runs_python(held) else {},
-            orders=cloudpickle.dumps(orders),
+            orders=cloudpickle.dumps(config),
         )
 
     def _runs_python(self, held: tuple[WorkerId, ...]) -> bool:

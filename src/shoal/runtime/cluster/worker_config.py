@@ -51,7 +51,7 @@ class WorkerConfig:
 class ProcessSpec:
     """A process to be started: what its host has to know, and its orders, sealed.
 
-    Only the process itself opens them, since what they hold may be known to nobody else there.
+    Only the process itself unpickles its configuration, since no other may have the modules for it.
     """
 
     number: int

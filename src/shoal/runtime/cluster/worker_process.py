@@ -1,4 +1,4 @@
-"""A worker process: turns its ends until told to stop. Loads JAX only if something is compiled."""
+"""A worker process: runs its endpoints. It loads JAX only if some of them are compiled."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """Read orders, turn, and tell how it ended on the report pipe."""
+    """Read the configuration, run, and report on the pipe how it ended."""
     driver, memory_fd, orders_fd, report_fd, *listener = map(int, sys.argv[1:])
     check_parent = _live_with(driver)
     with os.fdopen(orders_fd, "rb") as pipe:
         first = json.loads(pipe.readline())
         sys.path[:] = first["path"]
         sys.meta_path.insert(0, Modules(first["modules"]))
-        orders = pickle.load(pipe)  # from the process that started this one, and nobody else
+        config = pickle.load(pipe)  # from the process that started this one, and no other
     report = os.fdopen(report_fd, "w", buffering=1)
     os.register_at_fork(after_in_child=partial(_after_fork, report_fd))
     if first["cores"]:
         os.sched_setaffinity(0, first["cores"])
     join_fences()
     memory = Memory(memory_fd, first["size"])
-    board = ControlBlock(orders.board, memory, check_parent)
+    board = ControlBlock(config.board, memory, check_parent)
     failures: list[Failure] = []
-    hall = WorkerSetup(orders, memory, board, first["again"])
+    setup = WorkerSetup(config, memory, board, first["again"])
     try:
-        if orders.lines is not None:
+        if config.lines is not None:
             door = socket.socket(fileno=listener[0]) if listener else None
-            hall.join(_anew(orders.lines, first["again"]), door)
-        teams = hall.teams()
+            setup.join(_anew(config.lines, first["again"]), door)
+        teams = setup.teams()
         threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
         for thread in threads:
             thread.start()
@@ -76,11 +76,11 @@ def main() -> None:
     except Stopped:
         pass
     except BaseException as error:
-        failures.append(Failure(orders.seats[0], 0, error))
-    report.write(json.dumps(_told(failures[0]) if failures else {"sent": hall.sent}) + "\n")
+        failures.append(Failure(config.seats[0], 0, error))
+    report.write(json.dumps(_report_of(failures[0]) if failures else {"sent": setup.sent}) + "\n")
     report.flush()
     if not failures:
-        hall.close()
+        setup.close()
     _exit(1 if failures else 0)
 
 
@@ -125,7 +125,7 @@ def _after_fork(report_fd: int) -> None:
 def _turn(
     board: ControlBlock, seated: tuple[int, Scheduler, list[ReplicaRunner]], failures: list[Failure]
 ) -> None:
-    """Turn one team; at the end leave what its ends carry, where they ended with a tick."""
+    """Run one scheduler; at the end write what its endpoints carry, if they ended with a tick."""
     number, team, workers = seated
     try:
         team.turn(SharedLimit(board, number))  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def _turn(
     board.driver_bell.notify()
 
 
-def _told(failure: Failure) -> dict[str, Any]:
+def _report_of(failure: Failure) -> dict[str, Any]:
     error = failure.error
     mine = isinstance(error, ShoalError)
     return {
@@ -213,50 +213,50 @@ def _raw(x: Any) -> Any:
 
 
 class WorkerSetup:
-    """Sets up the teams of this process."""
+    """Sets up the schedulers of this process."""
 
     def __init__(
         self,
-        orders: WorkerConfig,
+        config: WorkerConfig,
         memory: Memory,
         board: ControlBlock,
         again: dict[str, Any] | None,
     ) -> None:
-        self._orders, self._board = orders, board
+        self._config, self._board = config, board
         self._snapped = again["snapped"] if again else 0
         self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
-        self._channels: dict[str, Any] = dict(orders.rings.open(memory))
-        self._desk = _ProcessReporter(board, orders.ends)
+        self._channels: dict[str, Any] = dict(config.rings.open(memory))
+        self._reporter = _ProcessReporter(board, config.ends)
         held = board.read(START)
-        past = {name: held[name] for name in orders.past}
-        self._start = Snapshot(orders.first, held, past)
+        past = {name: held[name] for name in config.past}
+        self._start = Snapshot(config.first, held, past)
         self._links: Connections | None = None
         self.close: Callable[[], None] = lambda: None  # once there are connections, ends them
         self._hear()
 
     def _hear(self) -> None:
-        """Let every channel wake who waits at its other side."""
-        bells = [self._board.bell(n) for n in range(len(self._orders.board.teams))]
-        of = {f: [bells[n] for n in teams] for f, teams in self._orders.ends.items()}
+        """Let every channel wake the schedulers at its other side."""
+        bells = [self._board.bell(n) for n in range(len(self._config.board.teams))]
+        of = {f: [bells[n] for n in teams] for f, teams in self._config.ends.items()}
         for channel in self._channels.values():
             gate = channel.state.sheet.gate
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
         """Connect with workers of other hosts, and open the channels to them."""
-        orders = self._orders
-        own = {orders.board.teams.index(seat) for seat in orders.seats}
+        config = self._config
+        own = {config.board.teams.index(seat) for seat in config.seats}
         bells = [
-            self._board.bell(n) if n in own else Silent() for n in range(len(orders.board.teams))
+            self._board.bell(n) if n in own else Silent() for n in range(len(config.board.teams))
         ]
-        of = {f: [bells[n] for n in teams] for f, teams in orders.ends.items()}
-        teams = {at: orders.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)}
+        of = {f: [bells[n] for n in teams] for f, teams in config.ends.items()}
+        teams = {at: config.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)}
 
         def lose(worker: int, turns: int) -> None:
             self._board.did_lose(teams[worker], turns)
 
         check = self._board.check
-        links, channels = join_channels(lines, orders.number, listener, check, lose, of)
+        links, channels = join_channels(lines, config.number, listener, check, lose, of)
         self._channels |= channels
         self._board.look_out(links.check)
         self._links, self.close = links, links.close
@@ -268,17 +268,17 @@ class WorkerSetup:
         return {name: channel.sent for name, channel in far.items() if channel.sent.messages}
 
     def teams(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
-        """The number, team and workers of each seat."""
-        fragments = self._orders.fragments
+        """The number, scheduler and endpoints of each worker."""
+        fragments = self._config.fragments
         if not all(isinstance(fragment, FragmentSpec) for fragment in fragments.values()):
             self._start_jax()
         return [
-            self._team(seat, self._executor(seat), self._channels) for seat in self._orders.seats
+            self._team(seat, self._executor(seat), self._channels) for seat in self._config.seats
         ]
 
     def _executor(self, seat: WorkerId) -> Any:
-        """What runs the endpoints of a seat."""
-        fragment = self._orders.fragments[seat[0]]
+        """What runs the endpoints of a worker."""
+        fragment = self._config.fragments[seat[0]]
         if isinstance(fragment, FragmentSpec):
             return HostExecutor(fragment)
         from shoal.runtime.execution.compiled_executor import CompiledExecutor
@@ -295,7 +295,7 @@ class WorkerSetup:
         jax.config.update("jax_num_cpu_devices", 1)
         # What one worker compiles, however quickly, others load that wait for it.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        group = self._orders.group
+        group = self._config.group
         if group is None:
             return
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -309,10 +309,12 @@ class WorkerSetup:
         self, seat: WorkerId, executor: Any, channels: Mapping[str, Channel]
     ) -> tuple[int, Scheduler, list[ReplicaRunner]]:
         fragment, _ = seat
-        number = self._orders.board.teams.index(seat)
-        ends = [e for e, team in enumerate(self._orders.ends[fragment]) if team == number]
-        workers = [ReplicaRunner(executor, end, self._start, channels, self._desk) for end in ends]
-        for line in self._orders.lagged:
+        number = self._config.board.teams.index(seat)
+        ends = [e for e, team in enumerate(self._config.ends[fragment]) if team == number]
+        workers = [
+            ReplicaRunner(executor, end, self._start, channels, self._reporter) for end in ends
+        ]
+        for line in self._config.lagged:
             if line.writer == fragment:
                 for worker in workers:
                     worker.prime(line)
@@ -320,21 +322,21 @@ class WorkerSetup:
             if worker.replica in self._at:
                 worker.go_on(self._at[worker.replica], self._snapped)
         bell = self._bell(number)
-        serve = self._orders.serve.get(fragment)
+        serve = self._config.serve.get(fragment)
         many = executor.run_many if serve else None
         team = Scheduler(workers, channels, bell, serve, many)
-        return number, team.tells(partial(self._tell, number)), workers
+        return number, team.reports_to(partial(self._report, number)), workers
 
     def _bell(self, number: int) -> Waker:
-        """The bell that a team waits by; with connections to read, it reads them while it waits."""
-        orders, board = self._orders, self._board
+        """The waker of a scheduler; with connections to read, it reads them while it waits."""
+        config, board = self._config, self._board
         if self._links is None:
-            return board.bell(number, orders.spin)
-        alone = not orders.rings.rings and len(orders.seats) == 1
-        return self._links.waker(board.bell(number), Wakes(board.check, alone), orders.spin)
+            return board.bell(number, config.spin)
+        alone = not config.rings.rings and len(config.seats) == 1
+        return self._links.waker(board.bell(number), Wakes(board.check, alone), config.spin)
 
-    def _tell(self, number: int, text: str) -> None:
-        """Let the driver see what a team waits for, and if a connection is the cause."""
+    def _report(self, number: int, text: str) -> None:
+        """Report to the driver what a scheduler waits for, and if a connection is the cause."""
         broken = self._links.broken if self._links is not None and text else ""
         self._board.note(number, f"{broken}; {text}" if broken else text)
 

@@ -129,7 +129,7 @@ class FusedRun:
             yield Snapshot(tick, self._named(carry))
 
     def final(self) -> Snapshot:
-        """The state that is reached; if calls are under way, the one kept before the first."""
+        """The state that is reached; if calls are in flight, the one kept before the first."""
         if self._thread and not self._is_copied:
             self._thread.join()  # nothing is kept to go back to
         for first, _, _, before in self._under_way[:1]:

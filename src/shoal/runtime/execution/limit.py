@@ -33,16 +33,16 @@ class Limit:
             return allowed
 
     def may_turn(self) -> bool:
-        """Whether one that turns at its own pace may begin another turn."""
+        """Whether an asynchronous endpoint may begin another turn."""
         return True
 
     def ask(self, tick: int) -> None:
-        """Want a snapshot before `tick`, or before the first later one that nobody has started."""
+        """Want a snapshot before `tick`, or before the first later one that hasn't been started."""
         with self._lock:
             self.asked = Asked(self.asked.number + 1, max(tick, self._started))
 
     def stop(self) -> None:
-        """Let nobody start a tick that no other worker has started."""
+        """Let no worker start a tick that no other has started."""
         with self._lock:
             self.is_stopping = True
             self._ticks = min(self._ticks, self._started)

@@ -38,7 +38,7 @@ PART: Literal["part"] = "part"
 Env = dict[str, Any]
 # How an array lies over replicas: the same on all, rows along an axis, or one for each replica.
 Lay = int | None | Literal["part"]
-First = Any  # the number of a replica's first environment; None where nobody should ask
+First = Any  # the number of a replica's first environment; None where no segment should ask
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Lowering:
         rows = self.share_rows
         if axes:
             return Share(self.graph.envs, rows, self.replicas, lambda: _number(axes) * rows, axes)
-        return Share(self.graph.envs, rows, self.replicas, _told(first))
+        return Share(self.graph.envs, rows, self.replicas, _known(first))
 
     def run(self, work: Iterable[Work | Instruction], env: Env, first: First = None) -> None:
         """Do work in order, entering what it makes into `env`."""
@@ -373,8 +373,8 @@ class NumberAskedError(Exception):
 class Compiled:
     """A jitted segment for all ends of a fragment.
 
-    Most segments do the same whichever environments an end holds, and are called without a word
-    about it; those that don't are told the number of the end's first one.
+    Most segments do the same whichever environments an endpoint holds. Those that don't get the
+    number of the endpoint's first environment as an argument before all others.
     """
 
     def __init__(
@@ -383,7 +383,7 @@ class Compiled:
         self._lowering = lowering
         self._numbered = False
         self.jitted = lowering.jit(lambda *args: work(None, *args), donated)
-        self._told = lowering.jit(work, [i + 1 for i in donated])
+        self._with_number = lowering.jit(work, [i + 1 for i in donated])
 
     def __call__(self, end: int, *args: Any) -> tuple[Any, ...]:
         """What the segment makes of what end `end` holds."""
@@ -392,10 +392,10 @@ class Compiled:
                 return self.jitted(*args)
             except NumberAskedError:
                 self._numbered = True
-        return self._told(np.int32(end * self._lowering.share_rows), *args)
+        return self._with_number(np.int32(end * self._lowering.share_rows), *args)
 
 
-def _told(first: First) -> Callable[[], Any]:
+def _known(first: First) -> Callable[[], Any]:
     def number() -> Any:
         if first is None:
             raise NumberAskedError

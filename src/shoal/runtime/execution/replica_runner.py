@@ -138,7 +138,7 @@ class ReplicaRunner:
         end: int,
         start: Snapshot,
         channels: Mapping[str, Channel],
-        desk: Reporter,
+        reporter: Reporter,
     ) -> None:
         self.replica: Replica = (executor.spec.name, end)
         self.tick = start.tick
@@ -148,7 +148,7 @@ class ReplicaRunner:
         self._lags: dict[int, int] = {}  # by source, the largest of a tick
         self._sent: dict[str, tuple[Lagged, deque[Message]]] = {}
         self._version = NEVER
-        self._executor, self._channels, self._desk = executor, channels, desk
+        self._executor, self._channels, self._reporter = executor, channels, reporter
         program, is_owned = executor.spec.program, start.is_owned and not executor.spec.is_copied
         held = [before for before, _ in program.carry] + list(program.constants)
         self._env = {
@@ -163,7 +163,7 @@ class ReplicaRunner:
 
     @property
     def is_free(self) -> bool:
-        """Whether this end turns at its own pace."""
+        """Whether this endpoint is asynchronous."""
         return self._executor.spec.is_free
 
     @property
@@ -200,7 +200,7 @@ class ReplicaRunner:
 
     @property
     def under_way(self) -> int | None:
-        """Turns that others have begun at their own pace, and this end has yet to use.
+        """Turns of asynchronous writers in flight: begun, and not yet used by this endpoint.
 
         None if it uses none.
         """
@@ -215,7 +215,7 @@ class ReplicaRunner:
 
     @property
     def _shown_tick(self) -> int:
-        """The tick that metrics are of; at one's own pace, the one whose values were looked at."""
+        """The tick that metrics are of; if asynchronous, the one whose values were read."""
         looked = self.is_free and self._version < NEVER
         return self._start.tick + self._version if looked else self.tick
 
@@ -230,10 +230,10 @@ class ReplicaRunner:
             self._answer(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
             if due and self._executor.spec.is_copied:
-                self._desk.keep(self)
+                self._reporter.keep(self)
             yield from self._run(program.operations[first:])
             shown = {m: self._env[v] for m, v in program.metrics}
-            self._desk.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
+            self._reporter.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
@@ -254,7 +254,7 @@ class ReplicaRunner:
         for operation in operations:
             if isinstance(operation, Move):
                 yield Wants(operation.channel, operation.takes, self._turn_number)
-            self.broken = True  # who waits for its first message has not begun its tick
+            self.broken = True  # one that waits for its first message has not begun its tick
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
@@ -297,7 +297,7 @@ class ReplicaRunner:
         asked = limit.asked
         if asked.number > self._snapped and (self.is_free or asked.tick == self.tick):
             self._snapped = asked.number
-            self._desk.snap(self)
+            self._reporter.snap(self)
 
     def share(self) -> Share:
         """A copy of what this end carries, and what it sent to lagged readers."""
@@ -332,22 +332,22 @@ class ReplicaRunner:
                     env[name] = env[value]
 
     def _call(self, task: Task) -> None:
-        self._desk.enter_stage(self.replica, task.stage, self.tick)
+        self._reporter.enter_stage(self.replica, task.stage, self.tick)
         try:
             task.run(self._env)
         except RowError as error:
             row = self.replica[1] * self._executor.spec.rows + error.row
-            told = f"{type(error.cause).__name__}: {error.cause}" if error.cause else error.what
+            what = f"{type(error.cause).__name__}: {error.cause}" if error.cause else error.what
             place = user_place(error.cause) if error.cause else ""
-            raise self._failed(task, f", environment {row},", told, place) from error
+            raise self._failed(task, f", environment {row},", what, place) from error
         except ShoalError:
             raise
         except (Exception, SystemExit) as error:
-            told = f"{type(error).__name__}: {error}"
-            raise self._failed(task, "", told, user_place(error)) from error
+            what = f"{type(error).__name__}: {error}"
+            raise self._failed(task, "", what, user_place(error)) from error
         finally:
             self._check_not_forked(task)
-            self._desk.leave_stage(self.replica)
+            self._reporter.leave_stage(self.replica)
 
     def _check_not_forked(self, task: Task) -> None:
         """End this process if it is a copy that the stage forked: two would run one replica."""
@@ -359,11 +359,11 @@ class ReplicaRunner:
             sys.stderr.flush()
             os._exit(0)
 
-    def _failed(self, task: Task, which: str, told: str, place: str) -> RunError:
+    def _failed(self, task: Task, which: str, what: str, place: str) -> RunError:
         fragment, end = self.replica
         return RunError(
             f"host stage `{task.stage}` failed in {fragment}[{end}]{which} at tick {self.tick}: "
-            f"{told}",
+            f"{what}",
             "It is Python outside Shoal that stopped: mend it there, "
             'or step through it with backend="inline".',
             place or task.source,

@@ -1,4 +1,4 @@
-"""A team: the ends that one thread turns, each as far as it can go, whichever is ready."""
+"""The scheduler of one thread: runs its endpoints, each as far as it can go, whichever is ready."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.runtime.channels.flow_control import waits
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.replica_runner import Failure, ReplicaRunner, Runs, Wants
 
-LONG = 1.0  # seconds of waiting that are worth telling
+LONG_WAIT_S = 1.0  # of waiting, before it is reported
 RunMany = Callable[[list[Runs]], Sequence[Sequence[Any]]]
 
 
 class Stopped(Exception):
-    """Raised in a team that waits when the run stops."""
+    """Raised in a scheduler that waits when the run stops."""
 
 
 class Scheduler:
@@ -30,34 +30,34 @@ class Scheduler:
         self,
         workers: Iterable[ReplicaRunner],
         channels: Mapping[str, Channel],
-        bell: Waker | None,
+        waker: Waker | None,
         serve: Serve | None = None,
         run_many: RunMany | None = None,
     ) -> None:
         self._workers = {w.replica: w for w in workers}
-        self._channels, self._bell = channels, bell
+        self._channels, self._waker = channels, waker
         self._serve, self._run_many = serve or Serve(), run_many
         self._turning: dict[Replica, Generator[Wants | Runs, Any, None]] = {}
         self._waiting: dict[Replica, Wants] = {}
         self._asking: dict[Replica, Runs] = {}
         self._ready: deque[tuple[Replica, Any]] = deque()
         self._since = 0.0
-        self._tell, self._has_told = (lambda text: None), False
+        self._report, self._has_reported = (lambda text: None), False
 
-    def tells(self, tell: Callable[[str], None]) -> Scheduler:
-        """Let `tell` hear what the team waits for when it has waited for long, and when not."""
-        self._tell = tell
+    def reports_to(self, report: Callable[[str], None]) -> Scheduler:
+        """Call `report` with what is waited for when that lasts, and with "" when it ends."""
+        self._report = report
         return self
 
     @property
     def name(self) -> str:
-        """The ends of the team, in short."""
+        """Its endpoints, in short."""
         (fragment, first), *others = self._workers
         return f"{fragment}[{first}{f'-{others[-1][1]}' if others else ''}]"
 
     @property
     def is_free(self) -> bool:
-        """Whether all of it turns at its own pace."""
+        """Whether all of its endpoints are asynchronous."""
         return all(w.is_free for w in self._workers.values())
 
     def turn(self, limit: Limit) -> None:
@@ -115,7 +115,7 @@ class Scheduler:
         return found
 
     def _is_due(self) -> bool:
-        """Whether those who ask are to be served now, rather than wait for others to join."""
+        """Whether to serve the requests there are, rather than wait for more of them."""
         if not self._asking:
             return False
         enough = len(self._asking) >= (self._serve.max_batch or len(self._workers))
@@ -132,22 +132,24 @@ class Scheduler:
         return list(zip(same, self._run_many(asked), strict=True))
 
     def _sleep(self) -> None:
-        if self._bell is None:
+        if self._waker is None:
             raise RunError(
                 "the plan is stuck: " + "; ".join(self.waits()),
                 "This is a fault of Shoal's planner.",
             )
-        left = self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG
-        self._bell.wait(self._is_ready, max(0.0, left))
+        left = (
+            self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG_WAIT_S
+        )
+        self._waker.wait(self._is_ready, max(0.0, left))
         is_long = not self._asking and not self._is_ready()
-        if is_long != self._has_told:
-            self._has_told = is_long
-            self._tell("; ".join(self.waits()) if is_long else "")
+        if is_long != self._has_reported:
+            self._has_reported = is_long
+            self._report("; ".join(self.waits()) if is_long else "")
 
     def _is_ready(self) -> bool:
         return any(self._may(r, wants) for r, wants in self._waiting.items())
 
     def waits(self) -> list[str]:
-        """Who waits for whom, a line each."""
+        """Which endpoint waits for which, a line each."""
         gates = {name: c.state.sheet.gate for name, c in self._channels.items()}
         return list(waits((r, gates[w.channel], w.takes) for r, w in self._waiting.items()))

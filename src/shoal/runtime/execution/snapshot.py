@@ -1,4 +1,4 @@
-"""The state of a run before a tick: what every end carries, and what is on its way to who lags."""
+"""The state of a run before a tick: what is carried, and what is in flight to lagged readers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Snapshot:
     tick: int
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
-    is_owned: bool = False  # nobody else holds these arrays: a run may use them up
-    under_way: int = 0  # turns at their own pace that were begun and not used: they are lost
+    is_owned: bool = False  # no other holds these arrays: a run may use them up
+    under_way: int = 0  # asynchronous turns that were begun and not used: they are dropped
 
     def without(self, names: Iterable[str]) -> Snapshot:
         """What is left of it when these values are given away."""
@@ -41,7 +41,7 @@ def check_complete(snapshot: Snapshot, names: Iterable[str]) -> Snapshot:
 
 
 class Share(NamedTuple):
-    """One end's part of a snapshot; of an end that turns at its own pace, `tick` is its own."""
+    """One end's part of a snapshot; of an asynchronous one, `tick` is its own."""
 
     tick: int
     carried: dict[str, Any]

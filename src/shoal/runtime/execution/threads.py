@@ -1,4 +1,4 @@
-"""The threads backend: a thread for each team, each sleeping by a bell of its own."""
+"""The threads backend: a thread for each scheduler, each with a waker of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.runtime.execution.scheduler import Scheduler, Stopped
 
 
 class ThreadWaker:
-    """Wakes a thread; after `halt` nobody sleeps any more."""
+    """Wakes a thread; after `halt` no thread sleeps any more."""
 
     def __init__(self, halt: threading.Event) -> None:
         self._event, self._halt = threading.Event(), halt
@@ -25,7 +25,7 @@ class ThreadWaker:
             raise Stopped
 
     def notify(self) -> None:
-        """Wake who waits."""
+        """Wake the thread."""
         self._event.set()
 
 
@@ -33,41 +33,43 @@ class Threads:
     """Teams on threads: the first failure stops all."""
 
     def __init__(
-        self, teams: Sequence[Scheduler], bells: Sequence[ThreadWaker], halt: threading.Event
+        self, schedulers: Sequence[Scheduler], wakers: Sequence[ThreadWaker], halt: threading.Event
     ) -> None:
-        self._teams, self._bells, self._halt = teams, bells, halt
+        self._schedulers, self._wakers, self._halt = schedulers, wakers, halt
         self.failure: Failure | None = None
         self.threads: list[threading.Thread] = []
 
     def start(self, limit: Limit) -> None:
-        """Start a thread for each team."""
+        """Start a thread for each scheduler."""
         self.threads = [
-            threading.Thread(target=self._work, args=(team, limit), name=team.name, daemon=True)
-            for team in self._teams
+            threading.Thread(target=self._work, args=(one, limit), name=one.name, daemon=True)
+            for one in self._schedulers
         ]
         for thread in self.threads:
             thread.start()
 
-    def _work(self, team: Scheduler, limit: Limit) -> None:
+    def _work(self, scheduler: Scheduler, limit: Limit) -> None:
         try:
-            team.turn(limit)
+            scheduler.turn(limit)
         except Stopped:
             return
         except Failure as failure:
             self.stop(failure)
         except BaseException as error:
-            self.stop(Failure((team.name, 0), 0, error))
+            self.stop(Failure((scheduler.name, 0), 0, error))
 
     def stop(self, failure: Failure | None = None) -> None:
-        """Let nobody sleep any more; the first failure is kept."""
+        """Wake all threads for good; the first failure is kept."""
         self.failure = self.failure or failure
         self._halt.set()
-        for bell in self._bells:
-            bell.notify()
+        for waker in self._wakers:
+            waker.notify()
 
     def alive(self) -> bool:
-        """Whether any team that counts ticks is still turning; if none, free ones stop too."""
-        counted = [t for t, team in zip(self.threads, self._teams, strict=True) if not team.is_free]
+        """Whether any scheduler that counts ticks still runs; if none, asynchronous ones stop."""
+        counted = [
+            t for t, one in zip(self.threads, self._schedulers, strict=True) if not one.is_free
+        ]
         if not any(t.is_alive() for t in counted):
             self.stop()
         return any(t.is_alive() for t in self.threads)
