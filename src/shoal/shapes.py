@@ -6,6 +6,7 @@ says which keys a JSON file has, `Annotated[int, Between(0)]` which numbers may 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import types
@@ -87,6 +88,8 @@ def read_json(path: Path, wanted: type[T], form: int | None = None) -> T:
 
     `form` is the version of the format, where the file says which it has.
     """
+    if "\0" in str(path):
+        raise FileNotFoundError(errno.ENOENT, "no file is called so")
     if path.exists() and not path.is_file():
         raise ShapeError("it is no plain file")
     if path.stat().st_size > MOST_BYTES:

@@ -403,3 +403,9 @@ def test_ctrl_c_that_ones_own_code_swallows_still_ends_the_run(folder):
     assert code == 130, out
     summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
+
+
+def test_a_policy_of_ones_own_is_asked_what_it_takes(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["plan", *OWN, "--distribute", "mine.py:my_policy", "--workers", "2"]) == 2
+    assert "mine.py:my_policy takes no --workers" in capsys.readouterr().err

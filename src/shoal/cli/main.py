@@ -254,7 +254,12 @@ def _folder(options: argparse.Namespace) -> Path:
     if options.run is None:
         return newest_run(Path("runs"))
     beside = Path("runs") / options.run
-    return beside if beside.exists() and not options.run.exists() else options.run
+    try:
+        return beside if beside.exists() and not options.run.exists() else options.run
+    except (OSError, ValueError):  # too long, or with a NUL: no folder is called so
+        raise SettingError(
+            f"there is no run in {str(options.run)[:60]!r}", "Name the folder of a run."
+        ) from None
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -253,8 +253,7 @@ def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | Non
             raise SettingError(f"{option} says nothing without --distribute", "Name one, too.")
         return None
     if ".py:" in options.distribute:
-        found: Any = load(options.distribute)
-        return found(**given) if inspect.isfunction(found) else found
+        return _made_policy(options.distribute, given)
     name = options.distribute.replace("-", "_")
     if name not in POLICIES:
         known = [known.replace("_", "-") for known in POLICIES]
@@ -267,6 +266,25 @@ def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | Non
                 f"It takes: {', '.join(map(option_of, taken))}.",
             )
     return POLICIES[name](**given)
+
+
+def _made_policy(text: str, given: dict[str, Any]) -> Any:
+    """The distribution policy that `file.py:name` names, or makes with these parameters."""
+    found: Any = load(text)
+    taken = inspect.signature(found).parameters if inspect.isfunction(found) else {}
+    for parameter in given:
+        if parameter not in taken:
+            raise SettingError(
+                f"{text} takes no {option_of(parameter)}",
+                f"It takes: {', '.join(map(option_of, taken)) or 'nothing'}.",
+            )
+    made = found(**given) if inspect.isfunction(found) else found
+    if not isinstance(made, DistributionPolicy):
+        raise SettingError(
+            f"{text} is no distribution policy, and no function that returns one",
+            "Name a function that returns a shoal.DistributionPolicy.",
+        )
+    return made
 
 
 def load(text: str) -> Any:

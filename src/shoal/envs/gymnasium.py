@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -174,15 +174,24 @@ def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
         raise _missing(name, error) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise UnknownNameError("environment", name, gymnasium.registry) from error
-    except TypeError as error:
+    except (TypeError, ValueError, AssertionError) as error:
         given = ", ".join(key for key, _ in simulator.settings) or "its defaults"
         raise SettingError(
             f"{name} can't be made with {given}: {error}",
             f"Give it what gymnasium.make({name!r}) takes.",
         ) from error
-    for wrapper in wrappers:
+    for wrapper in _check_wrappers(wrappers):
         env = _function(wrapper)(env)
     return env
+
+
+def _check_wrappers(wrappers: Any) -> Sequence[str]:
+    is_known = isinstance(wrappers, list | tuple) and all(isinstance(w, str) for w in wrappers)
+    if not is_known:
+        raise SettingError(
+            f"wrappers={wrappers!r} are no wrappers", 'Name them: wrappers=("module:function",).'
+        )
+    return wrappers
 
 
 def _is_atari(name: str) -> bool:

@@ -40,17 +40,15 @@ def why_full(error: BaseException, needed: int, folder: Path) -> str:
     """What a full disk lacks for so many bytes; nothing if the error is of another kind."""
     said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     words = next((words.lower() for words in WORDS if words in said), "")
+    if words and no_more_files(folder):
+        return f"{words} (it has room, but for no more files: its inodes are used up)"
     return words and f"{words} ({megabytes(needed)} needed, {megabytes(free(folder))} free)"
 
 
-@contextmanager
-def unless_full() -> Iterator[None]:
-    """Go on without what finds no room on the disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
+def no_more_files(folder: Path) -> bool:
+    """Whether the disk of `folder` can hold no more files, whatever room it has for bytes."""
+    found = os.statvfs(folder)
+    return found.f_files > 0 and found.f_favail == 0
 
 
 def megabytes(nbytes: float) -> str:

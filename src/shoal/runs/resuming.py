@@ -38,7 +38,7 @@ from shoal.runs.training import (
     with_total_ticks,
 )
 from shoal.runs.trust import TYPES, is_remembered, make, recipes_of
-from shoal.runtime.run import check_backend, fresh_start
+from shoal.runtime.run import check_backend, check_step_timeout, fresh_start
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 
@@ -64,7 +64,7 @@ def resume(
         check_writable(folder)
         announce = how.get("announce", lambda text: None)
         job = made_job(folder, record, how, trusted=trusted)
-        backend = check_backend(how.get("backend") or record["backend"])
+        backend = check_backend(how.get("backend", record["backend"]))
         made = partial(_made, folder, record, "distribution", trusted=trusted)
         distribution = check_distribution(distribute) or check_distribution(made())
         assert distribution is not None
@@ -73,9 +73,10 @@ def resume(
         graph = trace(job.algorithm, job.env, envs=job.envs)
         check_not_frozen(graph.origin, job.envs)
         drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
+        given = _settings(record, how) | {"backend": backend}
+        check_step_timeout(drawn, backend, given["step_timeout"])
         _compare_versions(record, announce)
         since = _since(folder, job, drawn, record["seed"], announce)
-        given = _settings(record, how) | {"backend": backend}
         tick = since.progress.get("tick", 0)
         given["extended"] = _extended(job, record, tick, announce)
         return run_job(job, drawn, folder, given, since)

@@ -29,7 +29,7 @@ from shoal.runs.options import TrainOptions, check_options, shown, with_options
 from shoal.runs.records import check_metrics
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan
-from shoal.runtime.run import check_backend, fresh_start, load_ray
+from shoal.runtime.run import check_backend, check_step_timeout, fresh_start, load_ray
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
@@ -90,6 +90,7 @@ def train(
     graph = trace(job.algorithm, job.env, envs=job.envs)
     check_not_frozen(graph.origin, job.envs)
     drawn = plan(graph, distribution, cluster_of(how))
+    check_step_timeout(drawn, how.get("backend", "threads"), how.get("step_timeout"))
     folder = new_folder(Path(how.get("folder", "runs")), how.get("name"), job.name)
     with locked(folder):
         since = StartPoint(lambda: fresh_start(drawn.graph, how.get("seed", 0)), {})
