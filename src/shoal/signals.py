@@ -144,12 +144,12 @@ def leave_soon(owner: SignalOwner, leave: Callable[[int], None]) -> None:
     Unless there is something to save. The signal is seen by a thread, so what the main thread is
     doing doesn't matter: XLA may be compiling, or a library may have swallowed the interrupt.
     """
-    hears, tells = os.pipe()
-    os.set_blocking(tells, False)
-    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
-        while numbers := os.read(hears, 4096):
+        while numbers := os.read(reader, 4096):
             stops = [number for number in numbers if number in STOP_SIGNALS]
             if not stops:
                 continue

@@ -268,7 +268,7 @@ def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(fo
         (["train", *OWN, "--set", "rate"], ["--set rate", "NAME=VALUE"]),
         (["train", *OWN, "--backend", "thread"], ["unknown backend `thread`", "`threads`"]),
         (["train", *OWN, "--ticks", "0"], ["ticks=0", "Set ticks to 1 or more"]),
-        (["train", *OWN, "--actors", "2"], ["--actors says nothing without --distribute"]),
+        (["train", *OWN, "--actors", "2"], ["--actors has no effect without --distribute"]),
         (["plan", *OWN, "--distribute", "sebula"], ["unknown distribution policy", "`sebulba`"]),
         (
             ["plan", *OWN, "--distribute", "central", "--actors", "2"],

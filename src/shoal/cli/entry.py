@@ -5,11 +5,11 @@ import sys
 
 from shoal.signals import end_at_once, leave_soon, owned
 
-SIGNALLED = 128  # and the signal's number: how a command ends that was told to stop
+SIGNALLED = 128  # and the signal's number: the exit code of a command that was stopped
 
 
 def entry() -> None:
-    """Run the command; told to stop with nothing to save, it ends soon, even while compiling."""
+    """Run the command; stopped with nothing to save, it ends soon, even while compiling."""
     with owned() as owner:
         leave_soon(owner, _leave)
         try:

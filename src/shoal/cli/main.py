@@ -235,7 +235,7 @@ def _train(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Shows that something goes on, until there is something to announce."""
+    """Show that work is in progress, until there is something to announce."""
     status = Console(stderr=True).status(what)
 
     def announce(text: str) -> None:

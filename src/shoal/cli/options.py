@@ -1,4 +1,4 @@
-"""What the command line says about the loop and its distribution, as objects."""
+"""The command line's options of a loop and its distribution, as objects."""
 
 import argparse
 import ast
@@ -46,8 +46,8 @@ def count_of_replicas(text: str) -> int | tuple[int, int]:
     """A count, or `2-16`: from how many to how many replicas."""
     counts = text.split("-")
     if len(counts) > 2 or not all(count.isdecimal() for count in counts):
-        told = f"`{text}` is no number of replicas; write 4, or 2-16 for from 2 to 16"
-        raise argparse.ArgumentTypeError(told)
+        text = f"`{text}` is no number of replicas; write 4, or 2-16 for from 2 to 16"
+        raise argparse.ArgumentTypeError(text)
     least, most = int(counts[0]), int(counts[-1])
     return (least, most) if len(counts) == 2 else least
 
@@ -144,7 +144,7 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The argument that lets the code run which a file of somebody else's names."""
+    """The argument that lets the code run which another author's file names."""
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -250,7 +250,7 @@ def chosen_distribution(options: argparse.Namespace) -> DistributionPolicy | Non
     if options.distribute is None:
         if given:
             option = option_of(next(iter(given)))
-            raise SettingError(f"{option} says nothing without --distribute", "Name one, too.")
+            raise SettingError(f"{option} has no effect without --distribute", "Name one, too.")
         return None
     if ".py:" in options.distribute:
         return _made_policy(options.distribute, given)

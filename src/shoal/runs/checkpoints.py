@@ -173,7 +173,7 @@ class Checkpoints:
             self._thread.join()
 
     def _write(self, snapshot: Snapshot, progress: Progress) -> None:
-        """Write a checkpoint and remove old ones; a full disk is reported, and training goes on."""
+        """Write a checkpoint and remove old ones; a full disk is reported and survived."""
         draft = self.folder / f"{snapshot.tick}{WRITING}"
         needed = 0
         try:
@@ -209,7 +209,7 @@ class Checkpoints:
         )
 
     def lost(self, tick: int) -> str:
-        """What going on would have to do again, if the state at `tick` was not written."""
+        """What a resumed run would have to do again, if the state at `tick` was not written."""
         if tick not in self.failed:
             return ""
         there = ticks_in(self.folder)[-1:]
@@ -275,7 +275,7 @@ def _array(arrays: Any, index: int, row: ArrayRow) -> np.ndarray:
 
 
 def read_record(folder: Path) -> CheckpointFile:
-    """What a checkpoint says of itself; one that says nonsense is damaged."""
+    """The record of a checkpoint; one that makes no sense is damaged."""
     try:
         record = read_json(folder / "told.json", CheckpointFile, FORM)
     except (OSError, ShapeError) as error:
@@ -346,7 +346,7 @@ def superfluous(folder: Path, keep: int) -> list[int]:
 
 
 def forget(folder: Path, tick: int) -> None:
-    """Remove a checkpoint; if killed in the middle, it is nobody's any more."""
+    """Remove a checkpoint; if killed in the middle, it isn't read again."""
     path = folder / str(tick)
     if path.exists():
         gone = folder / f"{tick}-old{WRITING}"
@@ -389,13 +389,13 @@ def set_aside(folder: Path, tick: int) -> None:
 
 
 def _sum_of(record: Mapping[str, Any]) -> int:
-    """A sum of all that a checkpoint says of itself."""
+    """A checksum of the record of a checkpoint."""
     plain = json.loads(json.dumps({name: x for name, x in record.items() if name != "sum"}))
     return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def _load_orbax() -> None:
-    import orbax.checkpoint  # noqa: F401  takes a second, which nobody has to wait for
+    import orbax.checkpoint  # noqa: F401  takes a second, in a thread of its own
 
 
 def _orbax() -> Any:

@@ -69,7 +69,7 @@ def muted() -> Iterator[None]:
 
 
 def _ignore_late_writes() -> None:
-    """Writes that were under way when one failed end later, and find nobody to tell."""
+    """Ignore writes that were in progress when one failed: they fail later, in no caller."""
     before: Callable[[Any], Any] = sys.unraisablehook
     if getattr(before, "ignores_late_writes", False):
         return

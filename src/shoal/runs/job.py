@@ -159,7 +159,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
 
     def tell(error: LostError, tick: int) -> None:
         summary["restarts"] = summary.get("restarts", 0) + 1
-        say(f"{error.what}; going on from tick {tick}")
+        say(f"{error.what}; continuing from tick {tick}")
 
     known: dict[str, int] = {}
 
@@ -186,10 +186,10 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
 
 
 def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
-    """Count turns that were under way in a state that a run goes on from: nobody has them."""
+    """Count rollouts that were in flight in the state that a run starts from: they are dropped."""
     if turns:
         summary["lost_turns"] = summary.get("lost_turns", 0) + turns
-        say(f"{turns} {'turn that was' if turns == 1 else 'turns that were'} under way then: lost")
+        say(f"{turns} {'rollout' if turns == 1 else 'rollouts'} in flight then dropped")
 
 
 def _run(
@@ -389,7 +389,7 @@ def _finish(summary: dict[str, Any], result: Result, logger: RunLogger) -> None:
 
 
 def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
-    """Of ticks of so many steps; None if they took too short a time to tell.
+    """Of ticks of so many steps; None if they took too short a time to measure.
 
     The first is compiled before it runs, and the seconds are those after it.
     """

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-MEASURED = 0.2  # seconds of ticks before a rate is told: they are seen every 0.05
+MEASURED = 0.2  # seconds of ticks before a rate is shown: they are seen every 0.05
 
 
 class Progress:
@@ -22,25 +22,25 @@ class Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("ticks"),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[shown]}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             disable=not shown,
         )
-        self._task = self._bar.add_task("compiling", total=ticks, told="")
+        self._task = self._bar.add_task("compiling", total=ticks, shown="")
 
     def see(self, tick: int, mean: float | None, env_steps: int) -> None:
         """A tick is done, and with it so many steps of all environments."""
         now = time.perf_counter()
         begun, since = self._first = self._first if self._first[1] else (tick, now)
         rate = self._steps * (tick - begun) / (now - since) if now - since > MEASURED else 0.0
-        told = f"{env_steps:,} steps" if self._steps else ""
-        told += f"  {rate:,.0f} steps/s" if rate else ""
-        told += f"  return {mean:.1f}" if mean is not None else ""
-        self._bar.update(self._task, completed=tick + 1, description="training", told=told)
+        text = f"{env_steps:,} steps" if self._steps else ""
+        text += f"  {rate:,.0f} steps/s" if rate else ""
+        text += f"  return {mean:.1f}" if mean is not None else ""
+        self._bar.update(self._task, completed=tick + 1, description="training", shown=text)
 
     def look(self, tick: int, mean: float) -> None:
-        """Tell how an evaluation went, above the bar."""
+        """Show an evaluation above the bar."""
         if not self._bar.disable:
             self.say(f"evaluation at tick {tick}: mean return {mean:.1f}")
 

@@ -73,7 +73,7 @@ def resume(
         graph = trace(job.algorithm, job.env, envs=job.envs)
         check_not_frozen(graph.origin, job.envs)
         drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
-        given = _settings(record, how) | {"backend": backend}
+        given: dict[str, Any] = {**_settings(record, how), "backend": backend}
         check_step_timeout(drawn, backend, given["step_timeout"])
         _compare_versions(record, announce)
         since = _since(folder, job, drawn, record["seed"], announce)
@@ -83,7 +83,7 @@ def resume(
 
 
 def open_run(folder: Path, *, trust: bool) -> tuple[RunFile, bool]:
-    """What a run folder says of its run, and whether the code that it names may run."""
+    """The record of a run, and whether the code that it names may run."""
     record = read_run(folder)
     if not trust:
         check_plain(folder)
@@ -127,7 +127,7 @@ def _extended(job: Job, record: RunFile, tick: int, announce: Announce) -> list[
 
 
 def made_job(folder: Path, record: RunFile, how: Mapping[str, Any], *, trusted: bool) -> Job:
-    """The job of a run, made again from what its folder says."""
+    """The job of a run, made again from its record."""
     algorithm, wanted = how.get("algorithm"), _name_of(record["algorithm"])
     if algorithm is None:
         algorithm = _made(folder, record, "algorithm", trusted=trusted)

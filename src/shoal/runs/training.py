@@ -303,7 +303,7 @@ def default_distribution(env: Any) -> DistributionPolicy:
 
 
 def beside_evaluation(job: Job, distribution: DistributionPolicy) -> DistributionPolicy:
-    """With a fragment that evaluates and nobody waits for, unless all is to be one program."""
+    """With an asynchronous fragment that evaluates, unless all is to be one program."""
     names = {name for fragment in distribution.fragments for name in fragment.stages}
     is_apart = len(distribution.fragments) > 1 and STAGE not in names
     evaluates = isinstance(job.algorithm, Evaluated)

@@ -1,6 +1,6 @@
 """What a file may cause: Shoal's registered types and nothing else, unless the user trusts it.
 
-A run folder or a recording may come from somebody else. `REGISTERED` lists the types that their
+A run folder or a recording may come from another author. `REGISTERED` lists the types that their
 recipes may name; everything else they name is code, which runs only with `trust`. The runs that a
 user makes on this machine are remembered outside of their folders, so that resuming one's own run
 needs no flag.
@@ -155,7 +155,7 @@ def _code_named(recipe: Recipe) -> Iterator[str]:
     elif family is not None:
         settings = recipe["settings"]
         settings = settings if isinstance(settings, dict) else {}
-        with suppress(MissingExtraError):  # told when it is made
+        with suppress(MissingExtraError):  # reported when it is made
             yield from code_of_env(family, settings.get("id"), settings.get("settings"))
 
 
@@ -169,7 +169,7 @@ def _mentions(data: Any, word: str) -> bool:
 
 
 def _note_of(file: Path) -> Path:
-    """Where it is noted that a file is the user's own: beside nobody else's files."""
+    """Where it is noted that a file is the user's own: outside of any run folder."""
     root = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()
     return Path(root) / "shoal" / "trusted" / name
