@@ -272,7 +272,7 @@ def takes_place(address, known, me, life):
 def test_who_takes_a_place_sends_away_those_who_were_there_before(monkeypatch, signed):
     known = KNOWN._replace(signed=signed)
     said, listener = [], listen()
-    group = Membership((frozenset({1, 2}),), told_by={1: 0, 2: 0})
+    group = Membership((frozenset({1, 2}),), handover_sizes={1: 0, 2: 0})
     names = ("learner[0]", "env[0]", "inference[0]")
     mine = Connections(0, names, known, say=said.append, membership=group)
     address = listener.getsockname()

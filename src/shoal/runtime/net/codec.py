@@ -166,7 +166,7 @@ class SendBuffer:
         return found
 
     def keep(self) -> None:
-        """Once the newest message is sent, copy it unless nobody can change it."""
+        """Once the newest message is sent, copy it unless it is read-only."""
         if not self.newest.kept:
             self.newest.views, _ = self._codec(self.newest.number).pack(self._values)
             self.newest.kept, self._values = True, []
@@ -205,7 +205,7 @@ class Landing:
 
 
 def is_fixed(x: Any) -> bool:
-    """Whether nobody can write to an array, such as one of JAX: it is kept without a copy."""
+    """Whether an array is read-only, such as one of JAX: it is kept without a copy."""
     while isinstance(x, np.ndarray):
         if x.flags.writeable:
             return False

@@ -1,6 +1,6 @@
 """One connection to a worker of another host, which is made again if it breaks.
 
-Frames have sequence numbers, and what was sent is kept until the other side says that it has come;
+Frames have sequence numbers, and what was sent is kept until the other side acknowledges it;
 what it lacks is sent again on the next connection, so that everything comes once and in order.
 """
 
@@ -176,7 +176,7 @@ class Connection:
         self._lock = threading.Lock()
         self._unacknowledged: dict[Hashable, _Unacknowledged] = {}
         self._sequence = self._sent = 0  # of the last frame, and of the last one that was sent
-        self._direct = False  # whether a frame is sent by whoever makes it
+        self._direct = False  # whether a frame is sent by the thread that makes it
         self._rest: list[Any] = []  # what is left of a frame that is sent again
         self._signing: Signing | None = None
 
@@ -203,7 +203,7 @@ class Connection:
             self.check()
 
     def kept(self) -> None:
-        """A message that was sent has been kept: whoever sends again may do so now."""
+        """A message that was sent has been kept, and may be sent again now."""
         if not self._direct:
             self._wake()
 
@@ -236,7 +236,7 @@ class Connection:
                         self._direct = True
                         break
                     if not following.body.kept:
-                        return False  # its maker is about to, and says so
+                        return False  # its maker is about to, and calls `kept`
                     self._rest, _ = self._packed(following)
                     self._sent = following.sequence
                 try:
@@ -262,7 +262,7 @@ class Connection:
 
     def fall(self, why: str, patience: float) -> None:
         """Note that the connection is gone, and close it."""
-        self._cut()  # nobody waits to send any more
+        self._cut()  # a sender that waits gets an error
         with self._lock:
             if self.broken:
                 why = self.broken

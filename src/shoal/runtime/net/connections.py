@@ -1,7 +1,7 @@
 """All connections of a worker: made, proved, read and made again by one poll loop.
 
-Whoever makes a frame sends it. There is always room for what may come (channels see to that), so
-the loop never waits for anybody, and a sender never waits for ever on a worker that lives.
+The thread that makes a frame sends it. There is always room for what may come (channels see to
+that), so the loop never waits, and a sender never waits for ever on a worker that lives.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PENDING, PENDING_OF_ONE = 64, 16
 START_TIMEOUT_S = 120.0  # in which workers have to connect when they start
 REJOIN_TIMEOUT_S = 30.0  # in which a connection that broke has to be made again
 LOOSE_TIMEOUT_S = 2.0  # the same, for a worker that others can go on without
-ERROR_GRACE_S = 5.0  # in which somebody else may say why a worker is gone
+ERROR_GRACE_S = 5.0  # in which the driver may learn why a worker is gone
 LINGER_S = 2.0  # in which what was sent has to arrive when a worker ends
 Steps = Generator[int, bytes, None]
 
@@ -57,7 +57,7 @@ class Membership(NamedTuple):
     groups: tuple[frozenset[int], ...] = ()  # whose places others may take, each group together
     rejoin: float = REJOIN_TIMEOUT_S  # seconds in which a broken connection has to be made again
     incarnation: int = 0  # how many times this worker's place had been taken before
-    told_by: Mapping[int, int] = {}  # where one joins late: the counts that it is told, by worker
+    handover_sizes: Mapping[int, int] = {}  # how many counts a late worker is sent, by worker
 
 
 @dataclass(eq=False)
@@ -99,7 +99,9 @@ class Connections:
         self.me, self.names, self._known = me, names, known
         self._check, self._say, self.membership = check, say, membership or Membership()
         self.links: dict[int, Connection] = {}
-        self.told: dict[int, bytes] = {}  # the counts that this worker was told on joining late
+        self.handovers: dict[
+            int, bytes
+        ] = {}  # the counts that this worker was sent on joining late
         self._addresses: dict[int, Address] = {}  # of those that this worker connects to
         self._calls: dict[int, _Call] = {}
         self._pending: dict[_Pending, None] = {}  # the oldest first
@@ -149,9 +151,9 @@ class Connections:
         is_late = self.membership.incarnation or listener is None
         self._first = group if is_late else others
         self._expected = frozenset(other for other in self._first if other > self.me)
-        self._callers = len(self._expected) + len(self.membership.told_by)
+        self._callers = len(self._expected) + len(self.membership.handover_sizes)
         with self._loop.turn:
-            if listener is not None and (self._expected or self.membership.told_by):
+            if listener is not None and (self._expected or self.membership.handover_sizes):
                 self._listener = listener
                 listener.settimeout(0)
                 self._loop.watch(listener, self._on_accept)
@@ -197,7 +199,7 @@ class Connections:
         handler: FrameHandler,
         wake: Callable[[], None],
     ) -> None:
-        """Begin to read every connection; `wake` whoever waits when one is gone."""
+        """Begin to read every connection; `wake` the workers' threads when one is gone."""
         with self._loop.turn:
             self._wake_worker, self._handler = wake, handler
             for other, link in self.links.items():
@@ -413,7 +415,7 @@ class Connections:
         return True
 
     def _answer(self, sock: socket.socket) -> Steps:
-        """Challenge whoever has connected, and let it in if it may come as it claims."""
+        """Challenge a peer that has connected, and let it in if it may come as it claims."""
         nonce = os.urandom(NONCE)
         _send(sock, wire.hello(nonce))
         data = yield CLAIM.size
@@ -451,7 +453,7 @@ class Connections:
     def _replace(
         self, claim: Claim, nonces: bytes, sock: socket.socket, signing: Signing | None
     ) -> None:
-        """Let a worker in that takes the place of another, and tell it how far that one had come.
+        """Let a worker in that takes the place of another, and send it the counts of that one.
 
         In a thread of its own: it waits until no message moves.
         """
@@ -461,8 +463,8 @@ class Connections:
             with self._replacing:
                 with self._loop.turn:
                     self._begin_incarnation(other, claim.incarnation)
-                    if self._handler is None:  # nobody has come anywhere yet
-                        words = bytes(8 * self.membership.told_by[other])
+                    if self._handler is None:  # no message has moved yet
+                        words = bytes(8 * self.membership.handover_sizes[other])
                         sock.sendall(welcome + words + _tag(signing, words))
                         self._stand(other, sock, signing)
                         return
@@ -528,11 +530,11 @@ class Connections:
         theirs = wire.check_welcome(self._known, claim, nonces, answer)
         signing = self._signing(nonces, connects=True)
         if kind == REPLACE:
-            size = 8 * self.membership.told_by.get(other, 0)
+            size = 8 * self.membership.handover_sizes.get(other, 0)
             rest = (yield size + (TAG if signing else 0)) if size or signing else b""
             if signing is not None:
-                signing.check(b"told", [rest[:size]], rest[size:])
-            self.told[other] = rest[:size]
+                signing.check(b"handover", [rest[:size]], rest[size:])
+            self.handovers[other] = rest[:size]
         if kind == RESUME:
             self.links[other].check_received(theirs)
         self._loop.unwatch(sock)
@@ -564,8 +566,8 @@ class Connections:
 
 
 def _tag(signing: Signing | None, words: bytes) -> bytes:
-    """The MAC of the counts that a worker is told on joining late, if there are to be MACs."""
-    return signing.tag(b"told", [words]) if signing is not None else b""
+    """The MAC of the counts that a worker is sent on joining late, if the run has MACs."""
+    return signing.tag(b"handover", [words]) if signing is not None else b""
 
 
 def _send(sock: socket.socket, data: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal.runtime.channels.channel import Waker
 
 PAUSE_S = 5e-3  # after a worker ran the loop itself, in which the thread leaves it to that
-LOOK_S = 0.1  # after which whoever sleeps looks around
+LOOK_S = 0.1  # after which a thread that sleeps looks around
 TICK_S = 0.05  # between two looks at what is overdue
 MOST_SKIPPED = 64  # times that the only connection is read without a look at the other sockets
 READ, WRITE = select.POLLIN, select.POLLOUT
@@ -69,7 +69,7 @@ class Loop:
             self._streams[sock.fileno()] = callback
 
     def unwatch(self, sock: socket.socket | None) -> None:
-        """Call back no more: when this returns, nobody does."""
+        """Call back no more: when this returns, nothing is called back."""
         with self.turn:
             if sock is not None and self._callbacks.pop(sock.fileno(), None) is not None:
                 self._streams.pop(sock.fileno(), None)
@@ -100,7 +100,7 @@ class Loop:
         return came
 
     def call(self) -> None:
-        """Let whoever runs the loop look at once, and the thread if nobody does."""
+        """Let the thread or worker that runs the loop look at once."""
         self._is_busy = True
         self._called.set()
         with suppress(OSError):
@@ -124,7 +124,7 @@ class Loop:
     # A worker that waits.
 
     def enter(self) -> None:
-        """A worker waits, whoever runs the loop."""
+        """A worker waits, whichever thread runs the loop."""
         with self._words:
             self._waiting += 1
 
@@ -203,7 +203,7 @@ class Wakes(NamedTuple):
 class SocketWaker:
     """The waker of a worker with connections: it runs their loop while it waits.
 
-    One that is woken by nobody else sleeps in the loop, any other by its own waker.
+    One that nothing else can wake sleeps in the loop, any other by its own waker.
     """
 
     def __init__(self, waker: Waker, loop: Loop, wakes: Wakes, spin: float = 0.0) -> None:
@@ -220,7 +220,7 @@ class SocketWaker:
             self._loop.leave()
 
     def _has_led(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Run the loop while waiting, if nobody else does; whether the wait is over then."""
+        """Run the loop while waiting, unless another does; whether the wait is over then."""
         loop, now = self._loop, time.perf_counter()
         if not loop.lead():
             return False

@@ -56,7 +56,7 @@ class Outbound:
         found = self._buffer.newest
         frame = Frame(*self._key, found.number, found.version, found.length)
         link = self._channel.links.links[self.worker]
-        link.send(frame, found, newest=self._channel.is_news)
+        link.send(frame, found, newest=self._channel.is_latest)
 
     def keep(self) -> None:
         """Once a message was sent to all, keep it until it was acknowledged."""
@@ -64,7 +64,7 @@ class Outbound:
         self._channel.links.links[self.worker].kept()
 
     def send_newest(self) -> None:
-        """Send the newest message once more, if there is any, to who takes another's place."""
+        """Send the newest message again, if any, to a worker that takes another's place."""
         if self._buffer.newest.number >= 0:
             self._send()
 
@@ -76,13 +76,13 @@ class TcpChannel:
         self._ring, self.view, self.links = ring, view, links
         self.state: ChannelState = ring.state
         self._spec, self._gate, me = view.sheet, view.sheet.gate, links.me
-        self.is_news = isinstance(self._gate.flow, Latest)
+        self.is_latest = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
         # A long queue needn't know of every message that was taken, as long as it has room left.
         is_long = isinstance(self._gate.flow, Queue) and not self._is_some
         self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
-        self.lock = threading.Lock()  # held while a message moves, and while somebody joins late
+        self.lock = threading.Lock()  # held while a message moves, and while a worker joins late
         self._buffers: dict[Any, SendBuffer] = {}
         self._outbound = {w: list(self._outbound_of(w)) for w in mine}
         self._is_near = {w: bool(view.taking(w, me)) for w in mine}
@@ -100,12 +100,12 @@ class TcpChannel:
         parts = self._ring.rooms(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
-            slots = 0 if self.is_news else self._ring.slots
+            slots = 0 if self.is_latest else self._ring.slots
             self._buffers[same] = SendBuffer(parts, self._spec.packing, slots)
         return self._buffers[same]
 
     def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
-        if not (self.is_news and self._gate.admits):
+        if not (self.is_latest and self._gate.admits):
             return None
         if mine:
             return Granting(self)
@@ -129,7 +129,7 @@ class TcpChannel:
                 self._ring.put(end, message, version)
             else:
                 self.state.did_put(end)
-            if self.is_news:
+            if self.is_latest:
                 for other in self.view.beside(end) - {self.links.me}:
                     self.send(other, Frame(COUNT, self.view.number, end, number))
                 if isinstance(self._admission, Granting):
@@ -143,7 +143,7 @@ class TcpChannel:
             seen[:] = turns
             return receive(message, turns)
 
-        if self.is_news:
+        if self.is_latest:
             return self._ring.take(end, tick, receive)
         with self.lock:
             taken = self._ring.take(end, tick, look)
@@ -172,7 +172,7 @@ class TcpChannel:
     def room(self, frame: Frame) -> list[Any]:
         """Where a message's arrays are to be read to."""
         slots = self._landings.get(frame.end) or self._make_landings(frame.end)
-        if self.is_news:
+        if self.is_latest:
             self._ring.begin_landing(frame.end, frame.number)
         return slots[frame.number % len(slots)].views(frame.length)
 
@@ -184,12 +184,12 @@ class TcpChannel:
         return found
 
     def arrived(self, frame: Frame) -> None:
-        """Count what another worker sent, and wake who waited for it."""
+        """Count what another worker sent, and wake the threads that wait for it."""
         state, end = self.state, frame.end
         if frame.kind == DATA:
             slots = self._landings[end]
             slots[frame.number % len(slots)].settle(frame.length)
-            state.counts.puts[end] = frame.number  # of news, some may have been left out
+            state.counts.puts[end] = frame.number  # of `Latest`, some may have been left out
             self._ring.end_landing(end, frame.number, frame.stamp)
         elif frame.kind == TAKEN:
             taken = (frame.number + 1) * self._together
@@ -211,25 +211,25 @@ class TcpChannel:
 
     # Workers that join late, in the place of one that is gone.
 
-    def told(self, other: int) -> list[int]:
-        """The counts of this channel that a worker which joins late is told."""
+    def handover(self, other: int) -> list[int]:
+        """The counts of this channel that a worker which joins late is sent."""
         counts = self.state.counts
-        kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "news": counts.puts}
+        kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "latest": counts.puts}
         if counts.ledger is not None:
             kinds["begun"] = counts.ledger.begun
-        return [kinds[what][end] for what, end in self.view.told(self.links.me, other)]
+        return [kinds[what][end] for what, end in self.view.handover(self.links.me, other)]
 
     def adopt(self, other: int, words: Iterator[int]) -> None:
-        """Go on where one that is gone had been, as another worker has told."""
+        """Go on where one that is gone had been, from the counts that another worker sent."""
         counts = self.state.counts
-        for what, end in self.view.told(other, self.links.me):
+        for what, end in self.view.handover(other, self.links.me):
             word = next(words)
             match what:
                 case "puts":
                     counts.puts[end] = word
                 case "takes":
                     counts.takes[end] = word
-                case "news":
+                case "latest":
                     counts.puts[end] = max(0, word - 1)  # the newest comes again
                 case _:
                     assert counts.ledger is not None
@@ -240,7 +240,7 @@ class TcpChannel:
     def send_newest(self, other: int) -> None:
         """Send the newest again, to a worker that joins late."""
         for outbound in (out for every in self._outbound.values() for out in every):
-            if self.is_news and outbound.worker == other:
+            if self.is_latest and outbound.worker == other:
                 outbound.send_newest()
 
     def due(self, other: int) -> Iterator[tuple[Key, int]]:
@@ -316,7 +316,7 @@ class Asking:
 
 
 class Granting:
-    """The writer that asynchronous readers elsewhere take news from: it keeps their ledger."""
+    """The writer that asynchronous readers elsewhere take from: it keeps their ledger."""
 
     def __init__(self, channel: TcpChannel) -> None:
         self._channel = channel
@@ -377,7 +377,7 @@ class _Handler:
         with ExitStack() as still:
             for channel in self._channels:
                 still.enter_context(channel.lock)
-            words = [word for channel in self._channels for word in channel.told(other)]
+            words = [word for channel in self._channels for word in channel.handover(other)]
             let_in(struct.pack(f"<{len(words)}Q", *words))
             for channel in self._channels:
                 channel.send_newest(other)
@@ -387,7 +387,7 @@ class _Handler:
 def incoming(channels: Sequence[TcpChannel], other: int, *, is_late: bool = False) -> Incoming:
     """What another worker may send; if one of the two joins late, from where the channels are."""
     bodies = {key: bounds for channel in channels for key, bounds in channel.bodies(other)}
-    newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_news]
+    newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_latest]
     due = {key: n for channel in channels for key, n in channel.due(other)} if is_late else {}
     return Incoming(bodies, newest, due)
 
@@ -407,7 +407,9 @@ def join_channels(
     is to stop, `lose` is called with turns that were lost with another worker. `wakers` are those
     of every end, by fragment; those of ends elsewhere do nothing.
     """
-    membership = Membership(remote.groups, remote.rejoin, remote.incarnation, remote.told(me))
+    membership = Membership(
+        remote.groups, remote.rejoin, remote.incarnation, remote.handover_sizes(me)
+    )
     links = Connections(me, remote.names, remote.known, check, membership=membership)
     if listener is not None and not remote.incarnation:
         links.expect(remote.others(me) & remote.absent)
@@ -440,10 +442,10 @@ def open_channels(
         TcpChannel(ring, view, links)
         for ring, view in zip(rings.values(), remote.views(), strict=True)
     ]
-    for other, told in links.told.items():
-        words = iter(struct.unpack(f"<{len(told) // 8}Q", told))
+    for other, handover in links.handovers.items():
+        words = iter(struct.unpack(f"<{len(handover) // 8}Q", handover))
         for channel in every:
             channel.adopt(other, words)
-    expected = {o: incoming(every, o, is_late=o in links.told) for o in links.links}
+    expected = {o: incoming(every, o, is_late=o in links.handovers) for o in links.links}
     links.read(expected, _Handler(every, remote, lose), wake)
     return dict(zip(rings, every, strict=True))

@@ -2,7 +2,7 @@
 
 Both sides prove by a challenge that they know the run's token, which never travels itself. After
 that a connection carries frames: a head of fixed size, a body whose length the channel's spec
-bounds, and where the run asks for it a code (MAC) that only who knows the token can make. A frame
+bounds, and where the run asks for it a code (MAC) that needs the token to make. A frame
 that isn't exactly what is due is refused and ends the connection. Nothing here touches a socket.
 """
 

@@ -1,4 +1,4 @@
-"""Channels between hosts as plain data: which they are, and who has their ends at which address."""
+"""Channels between hosts as plain data: which they are, and which workers have their ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def divide(
 ) -> tuple[dict[str, ChannelSpec], dict[str, ChannelSpec]]:
     """The channels in shared memory, and those between hosts.
 
-    Those that free fragments turn by are counted in one ledger, so they stay together. Of roaming
+    Those of asynchronous fragments are counted in one ledger, so they stay together. Of roaming
     fragments it isn't known yet on which hosts they will be.
     """
     free = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
@@ -56,7 +56,7 @@ def divide(
 
 
 def _check_ledger(free: Specs, workers: WorkerMap) -> None:
-    """Who takes the first to come and who sends news must be one worker: it keeps the ledger."""
+    """Check that one worker takes the first to come and sends the latest: it keeps the ledger."""
     queues = [s.gate for s in free.values() if takes_some(s.gate.flow)]
     news = [s.gate for s in free.values() if not takes_some(s.gate.flow)]
     takers = {workers.ends[gate.reader][0] for gate in queues}
@@ -64,7 +64,7 @@ def _check_ledger(free: Specs, workers: WorkerMap) -> None:
     if not senders <= takers:
         raise PlaceError(
             f"fragment `{queues[0].reader}` takes what comes first and `{news[0].writer}` sends "
-            "news to those it comes from, on several hosts",
+            "the latest to the fragments it comes from, on several hosts",
             f"Let `{queues[0].reader}` run beside `{news[0].writer}`, or place all on one host.",
         )
 
@@ -97,12 +97,12 @@ def make_remote_channels(
 
 @dataclass(frozen=True)
 class RemoteChannels:
-    """All channels between hosts, as plain data: who holds which end, and where to reach them."""
+    """All channels between hosts, as plain data: the worker of each end, and its address."""
 
     rings: Rings
     size: int
     ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
-    names: tuple[str, ...]  # of workers, as errors say them
+    names: tuple[str, ...]  # of workers, in errors
     addresses: tuple[Address, ...]
     token: bytes
     groups: tuple[frozenset[int], ...] = ()  # workers whose places others may take, together
@@ -142,8 +142,8 @@ class RemoteChannels:
         at = tuple(addresses.get(worker, known) for worker, known in enumerate(self.addresses))
         return replace(self, incarnation=incarnation, addresses=at)
 
-    def told(self, me: int) -> dict[int, int]:
-        """For each worker that one of the two may join late, how many counts it is told then."""
+    def handover_sizes(self, me: int) -> dict[int, int]:
+        """For each worker that one of the two may join late, how many counts it is sent then."""
         sizes, loose = dict[int, int](), frozenset[int]().union(*self.groups)
         if not loose:
             return sizes
@@ -151,7 +151,7 @@ class RemoteChannels:
         for other in self.others(me) - self.group(me):
             keeper, joiner = (other, me) if me in loose else (me, other)
             if joiner in loose:
-                sizes[other] = sum(len(view.told(keeper, joiner)) for view in views)
+                sizes[other] = sum(len(view.handover(keeper, joiner)) for view in views)
         return sizes
 
 
@@ -194,13 +194,13 @@ class View:
             return set()
         return {self.writers[w] for w in gate.beside.get(writer, ())}
 
-    def told(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
-        """The counts that a worker which joins late has to be told, and the end of each."""
+    def handover(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
+        """The counts that a worker which joins late is sent, and the end of each."""
         gate = self.sheet.gate
         mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
         news = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
         found = [(what, w) for w in mine for what in ("puts", "takes")]
-        found += [("news", w) for w in news]
+        found += [("latest", w) for w in news]
         if gate.admits and isinstance(gate.flow, Latest) and news:
             found += [("begun", r) for r in self.read_by.get(joiner, ())]
         return found
