@@ -52,13 +52,16 @@ def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> C
 
 def kernel_parts(plan: Plan) -> list[Part]:
     """Which parts of a plan of one program could be kernels here, and why others can't."""
-    programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
-    if mode() == "off" or len(programs) > 1 or not programs[0].compiles_whole:
+    fragments = [fragment.name for fragment in plan.distribution.fragments]
+    if mode() == "off" or len(fragments) > 1:
         return []
-    lowering = lowering_of(plan, programs[0].fragment)
+    program = write_program(plan, fragments[0])
+    if not program.compiles_whole:
+        return []
+    lowering = lowering_of(plan, program.fragment)
     if launch_on(lowering.devices) is None:
         return [Part("all of it", "", "kernels need NVIDIA GPUs, Ampere or newer")]
-    return parts_of(lowering, programs[0])
+    return parts_of(lowering, program)
 
 
 def make_spec(plan: Plan, program: Program) -> FragmentSpec:
