@@ -27,9 +27,15 @@ REPLAY = {
     "learning_starts_per_env": 2,
     "buffer_size_per_env": 3,
 }
-WIDTHS = {"memory_width": 8, "mixer_width": 4, "mixer_hidden": 8}
+WIDTHS = {"one_team": True, "memory_width": 8, "mixer_width": 4, "mixer_hidden": 8}
 LOOPS = {
-    "qmix": QMIX(**REPLAY, **WIDTHS, learning_rate=0.01, target_update_interval=2, td_lambda=0.5),
+    "qmix": QMIX(
+        **REPLAY,
+        **WIDTHS,
+        learning_rate=0.01,
+        target_update_interval=2,
+        td_lambda=0.5,
+    ),
     "mappo": MAPPO(**SMALL, policies=TABLE),
     "mappo, gru": MAPPO(**SMALL, policies=TABLE, memory="gru", memory_width=8, sequence_length=4),
 }

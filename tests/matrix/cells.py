@@ -40,7 +40,13 @@ MIXED = {
     "learning_starts_per_env": 1,
     "buffer_size_per_env": 3,
 }
-MIXED |= {"memory_width": 4, "mixer_width": 4, "mixer_hidden": 4, "target_update_interval": 2}
+MIXED |= {
+    "one_team": True,
+    "memory_width": 4,
+    "mixer_width": 4,
+    "mixer_hidden": 4,
+    "target_update_interval": 2,
+}
 SEQUENCES = {
     "batch_size_per_env": 1,
     "samples_per_insert": 2.0,

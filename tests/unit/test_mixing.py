@@ -150,7 +150,7 @@ class TestTargets:
 @pytest.mark.parametrize("table", [(), (("dog*", "shepherd"), ("*", "prey"))])
 def test_playing_is_acting_without_chance(table):
     small = {"num_steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
-    algorithm, env = QMIX(**small, policies=table, epsilon=(0.0, 0.0)), herd()
+    algorithm, env = QMIX(**small, policies=table, one_team=True, epsilon=(0.0, 0.0)), herd()
     state = jax.jit(lambda: algorithm.init(jax.random.PRNGKey(3), env, 2))()
     _, kept, _ = jax.jit(lambda s: algorithm.collect(env, s.learner, s[1:5]))(state)
     play, routes = jax.jit(partial(algorithm.play, env, state)), route(env, table)
@@ -189,6 +189,13 @@ def test_playing_is_acting_without_chance(table):
 def test_settings_that_cannot_work_are_refused(settings, error, says):
     with pytest.raises(error, match=says):
         QMIX(**settings)
+
+
+@pytest.mark.parametrize("kind", [QMIX, VDN])
+def test_groups_that_may_be_opponents_are_not_mixed_into_one_team_unsaid(kind):
+    with pytest.raises(SettingError, match="dog, sheep may be opponents") as refused:
+        kind().init(jax.random.key(0), herd(), 2)
+    assert "one_team=True" in refused.value.fix
 
 
 def test_vdn_is_qmix_with_a_sum():

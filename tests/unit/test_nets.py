@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.envs import Box, Discrete
 from shoal.rl.distributions import Categorical, Normal
 from shoal.rl.nets import Dense, dense, init_mlp, mlp
-from shoal.rl.policy import init_actor, policy
+from shoal.rl.policy import distribution, init_actor
 
 KEY = jax.random.PRNGKey(0)
 
@@ -64,7 +64,7 @@ def test_layers_differ():
 @pytest.mark.parametrize("space", [Discrete(3), Box(-1.0, 1.0, (3,))])
 def test_an_actor_suits_its_space_and_starts_nearly_indifferent(space):
     actor = init_actor(KEY, (4, 16), space)
-    chances = policy(actor, jnp.ones(4))
+    chances = distribution(actor, jnp.ones(4))
     match chances:
         case Categorical(logits):
             assert isinstance(space, Discrete)

@@ -12,10 +12,10 @@ from shoal.rl.normalise import (
     Moments,
     init_moments,
     normalise,
-    rescale,
-    see,
-    spread,
+    scale_by_std,
     standardise,
+    step_moments,
+    update_moments,
 )
 
 
@@ -24,7 +24,7 @@ def data(*shape, seed=0, mean=3.0, std=2.0):
 
 
 def standardised(x):
-    return standardise(x, spread(x))
+    return standardise(x, step_moments(x))
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,7 +37,7 @@ def test_moments_after_many_rollouts_are_those_of_all_their_steps(lengths, mean,
     rollouts = [data(n, 4, 2, seed=i, mean=mean, std=std) for i, n in enumerate(lengths)]
     moments = init_moments((2,))
     for rollout in rollouts:
-        moments = see(moments, jnp.array(rollout))
+        moments = update_moments(moments, jnp.array(rollout))
     everything = np.concatenate(rollouts).astype(np.float64)
     assert moments.steps == sum(lengths)
     np.testing.assert_allclose(moments.mean, everything.mean((0, 1)), rtol=1e-4, atol=1e-4)
@@ -46,7 +46,7 @@ def test_moments_after_many_rollouts_are_those_of_all_their_steps(lengths, mean,
 
 def test_a_small_spread_about_a_large_mean_is_not_lost():
     rollout = data(64, 8, mean=1000.0, std=0.1)
-    var = see(init_moments(), jnp.array(rollout)).var
+    var = update_moments(init_moments(), jnp.array(rollout)).var
     np.testing.assert_allclose(var, rollout.astype(np.float64).var(), rtol=1e-2)
 
 
@@ -56,10 +56,10 @@ def test_replicas_see_what_one_would(monkeypatch, replicas):
     rollout = jnp.array(data(16, 8, 3))
     parts = jnp.stack(jnp.split(rollout, replicas, axis=1))
     start = Moments(jnp.float32(5), jnp.ones(3), jnp.ones(3))
-    seen = jax.vmap(lambda x: see(start, x), axis_name="replicas")(parts)
+    seen = jax.vmap(lambda x: update_moments(start, x), axis_name="replicas")(parts)
     parted = jax.vmap(standardised, axis_name="replicas")(parts)
     monkeypatch.undo()
-    alone = see(start, rollout)
+    alone = update_moments(start, rollout)
     for one, each in zip(alone, seen, strict=True):
         np.testing.assert_allclose(each, np.broadcast_to(one, each.shape), rtol=1e-5)
     np.testing.assert_allclose(
@@ -69,24 +69,24 @@ def test_replicas_see_what_one_would(monkeypatch, replicas):
 
 def test_normalised_data_has_mean_0_and_spread_1():
     rollout = jnp.array(data(200, 4))
-    moments = see(init_moments(), rollout)
+    moments = update_moments(init_moments(), rollout)
     for result in (normalise(moments, rollout), standardised(rollout)):
         np.testing.assert_allclose(jnp.mean(result), 0, atol=1e-4)
         np.testing.assert_allclose(jnp.std(result), 1, atol=1e-3)
-    np.testing.assert_allclose(jnp.std(rescale(moments, rollout)), 1, atol=1e-3)
+    np.testing.assert_allclose(jnp.std(scale_by_std(moments, rollout)), 1, atol=1e-3)
 
 
 def test_what_never_varies_becomes_zero_and_what_is_far_out_is_held():
     still = jnp.full((8, 2), 3.0)
     np.testing.assert_array_equal(standardised(still), np.zeros((8, 2)))
-    moments = see(init_moments(), still)
+    moments = update_moments(init_moments(), still)
     np.testing.assert_array_equal(normalise(moments, still), np.zeros((8, 2)))
     assert normalise(moments, jnp.float32(4)) == 10
-    assert rescale(moments, jnp.float32(-4)) == -10
+    assert scale_by_std(moments, jnp.float32(-4)) == -10
 
 
 def test_some_steps_are_standardised_by_their_own_spread_alone():
     rollout = jnp.array(data(12, 4))
     times = jnp.array([7, 2, 5])
-    some = standardise(rollout[times], spread(rollout)[times])
+    some = standardise(rollout[times], step_moments(rollout)[times])
     np.testing.assert_allclose(some, standardised(rollout[times]), rtol=1e-4, atol=1e-5)

@@ -86,6 +86,7 @@ def test_a_team_that_remembers_acts_and_is_evaluated(tmp_path):
         "samples_per_insert": 2.0,
         "learning_starts_per_env": 1,
         "buffer_size_per_env": 3,
+        "one_team": True,
     }
     world = herd()
     how = {"envs": 2, "ticks": 1, "folder": tmp_path, "evaluate": 1}

@@ -12,6 +12,7 @@ from shoal.algorithms import ALGORITHMS, PPO, PRESETS, ppo
 from shoal.envs import Box, Discrete
 from shoal.errors import SettingError
 from shoal.rl import normalise
+from shoal.rl.rollouts import Batch, Rollout
 from unit.drift import drift
 
 KEY = jax.random.PRNGKey(0)
@@ -100,7 +101,7 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
     terminated, truncated = np.zeros((2, 8, 3), bool)
     terminated[3, 0], truncated[3, 1], truncated[7, 2] = True, True, True
     obs, last_obs = rng.normal(size=(2, 9, 3, 2)).astype(np.float32)
-    rollout = ppo.Rollout(
+    rollout = Rollout(
         obs[:8],
         np.zeros((8, 3), np.int32),
         np.zeros((8, 3), np.float32),
@@ -110,7 +111,7 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
         last_obs[:8],
         obs[8],
     )
-    batch = SMALL.judge(learner, jax.tree.map(jnp.asarray, rollout))
+    batch = SMALL.compute_advantages(learner, jax.tree.map(jnp.asarray, rollout), ())
 
     def value(obs):
         return 8 * np.tanh(obs.sum() + 1) + 1
@@ -148,7 +149,7 @@ def test_the_value_clip_holds_the_critic_back():
     free, held = (replace(SMALL, clip_eps_vf=clip) for clip in (None, 1e-3))
     params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
     zeros = jnp.zeros((4, 2))
-    batch = ppo.Batch(
+    batch = Batch(
         features=jnp.ones((4, 2, 2)),
         action=jnp.zeros((4, 2), int),
         log_prob=zeros,
@@ -156,7 +157,6 @@ def test_the_value_clip_holds_the_critic_back():
         target=zeros - 9.0,
         advantage=zeros,
         weight=(),
-        fresh=(),
     )
     loss, clipped_loss = (algorithm.loss(params, batch)[1] for algorithm in (free, held))
     assert clipped_loss["value_loss"] >= loss["value_loss"]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.algorithms import A2C, IMPALA, PPO, ppo
+from shoal.algorithms import A2C, IMPALA, PPO
 from shoal.envs import Box, Discrete
 from shoal.errors import CutError, SettingError, UnknownNameError
 from shoal.rl import actor_critic
 from shoal.rl.actor_critic import expect
 from shoal.rl.memory import start
-from shoal.rl.policy import policy
-from shoal.rl.rollout import Rollout
+from shoal.rl.policy import distribution
+from shoal.rl.rollouts import Batch, Rollout
 from unit.drift import drift
 
 KEY = jax.random.PRNGKey(0)
@@ -85,8 +85,8 @@ def test_the_decoupled_loss_clips_about_the_newest_policy_and_weighs_by_who_acte
     weight = np.exp(proximal - behaviour)
     features, action = jnp.array(rng.normal(size=(6, 2)), jnp.float32), jnp.zeros(6, int)
     seen = (features, action, jnp.array(proximal), zeros, zeros, jnp.array(advantage))
-    _, parts = algorithm.loss(params, ppo.Batch(*seen, jnp.array(weight), ()))
-    now = ppo.chances_and_value(params, features)[0].log_prob(action)
+    _, parts = algorithm.loss(params, Batch(*seen, (), importance=jnp.array(weight)))
+    now = actor_critic.policy_and_value(params, features)[0].log_prob(action)
     ratio = np.exp(np.asarray(now) - proximal)
     held = np.clip(ratio, 0.8, 1.2)
     wanted = -np.mean(weight * np.minimum(ratio * advantage, held * advantage))
@@ -105,7 +105,9 @@ def a_rollout(algorithm, learner):
     memory = start(learner.params.memory, (3,))
     made = Rollout(jnp.array(obs[:8]), jnp.float32(action), (), *led_to, jnp.array(obs[8]), memory)
     seen = expect(learner.params, lambda x: algorithm.features(x, learner.obs_moments), made)
-    return made._replace(log_prob=policy(learner.params.actor, seen.seen).log_prob(made.action))
+    return made._replace(
+        log_prob=distribution(learner.params.actor, seen.seen).log_prob(made.action)
+    )
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])

@@ -2,12 +2,15 @@
 
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import shoal
 from shoal.algorithms import A2C, PPO
 from shoal.cli.main import main
 from shoal.errors import SettingError
+from shoal.rl.optimise import clipped_rmsprop
 
 pytest.importorskip("gymnax")
 RATE = 3e-3  # of A2C's preset for CartPole
@@ -76,3 +79,11 @@ def test_a_schedule_of_another_length_than_the_run_is_refused():
 def test_a_schedule_whose_length_nobody_knows_is_refused():
     with pytest.raises(SettingError, match="anneals its learning rate over a run of unknown"):
         shoal.trace(PPO(anneal_lr=True), shoal.envs.make("CartPole-v1"), envs=4)
+
+
+def test_rmsprop_begins_no_larger_than_its_rate():
+    rule = clipped_rmsprop(0.5, max_grad_norm=100.0)
+    grad = jnp.array([1e-2, -2.0])
+    updates, _ = rule.update(grad, rule.init(jnp.zeros(2)))
+    wanted = -0.5 * grad / jnp.sqrt(0.99 + 0.01 * grad**2 + 1e-5)
+    np.testing.assert_allclose(updates, wanted, rtol=1e-4)

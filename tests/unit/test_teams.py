@@ -94,7 +94,7 @@ def critic_sees(algorithm):
 
     def value(own, world):
         return jnp.sum(
-            teams.reconsider(params, now._replace(own=own, world=world), (), ())[1][0, 0]
+            teams.policy_and_value(params, now._replace(own=own, world=world), (), ())[1][0, 0]
         )
 
     slopes = jax.grad(value, argnums=(0, 1))(now.own, now.world)

@@ -13,7 +13,7 @@ from jax import lax
 
 from shoal.envs import Box, Dict, Discrete
 from shoal.errors import SettingError, UnknownNameError
-from shoal.rl.actor_critic import chances_and_value, init_actor_critic
+from shoal.rl.actor_critic import init_actor_critic, policy_and_value
 from shoal.rl.nets import Dense, computed_in
 from shoal.rl.observations import as_features, init_obs_moments
 from shoal.rl.torso import SECTIONS, as_image, choose_torso, embed, init_torso, pool
@@ -146,7 +146,7 @@ def test_every_torso_serves_an_actor_and_a_critic(kind):
 
     def act(x):
         params = init_actor_critic((KEY, KEY), (space, Discrete(3)), (8,), kind)
-        return chances_and_value(params, as_features(init_obs_moments(space, kind), x))
+        return policy_and_value(params, as_features(init_obs_moments(space, kind), x))
 
     chances, value = jax.eval_shape(act, shown(space))
     assert (chances.logits.shape, value.shape) == ((2, 3), (2,))
@@ -164,14 +164,14 @@ def test_bfloat16_rounds_products_and_leaves_parameters_slopes_and_results_in_fl
     for name in ("float32", "bfloat16"):
         params = computed_in(full, name)
         value, slope = jax.jit(
-            jax.value_and_grad(lambda p: jnp.sum(chances_and_value(p, x)[1] ** 2))
+            jax.value_and_grad(lambda p: jnp.sum(policy_and_value(p, x)[1] ** 2))
         )(params)
         assert jax.tree.structure(slope) == jax.tree.structure(params)
         assert {leaf.dtype for leaf in jax.tree.leaves((params, slope, value))} == {
             jnp.dtype(jnp.float32)
         }
         compute[name] = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((value, slope))])
-        text = str(jax.make_jaxpr(lambda p: chances_and_value(p, x))(params))
+        text = str(jax.make_jaxpr(lambda p: policy_and_value(p, x))(params))
         assert ("bf16" in text) == (name == "bfloat16")
     exact, rounded = compute.values()
     assert 0 < np.max(np.abs(exact - rounded)) < 0.05 * np.max(np.abs(exact))

@@ -14,15 +14,14 @@ from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses
-from shoal.rl.actor_critic import ActorCritic, init_actor_critic
+from shoal.rl import actor_critic, losses, normalise, observations
+from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.memory import start
-from shoal.rl.nets import computed_in
-from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.observations import ObsMoments
 from shoal.rl.optimise import clipped_rmsprop, current, learning_rate
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
-from shoal.rl.rollout import Rollout, ends, roll_out
+from shoal.rl.rollouts import Rollout, collect, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -76,11 +75,8 @@ class A2C:
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
-        spaces = env.observation_space, env.action_space
-        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
-        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute_dtype)
-        moments = init_obs_moments(spaces[0], self.torso)
+        params: Any = actor_critic.init((actor_key, critic_key), env, self)
+        moments = observations.init_obs_moments(env.observation_space, self.torso)
         learner = Learner(params, self.optimiser.init(params), moments)
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
@@ -91,16 +87,16 @@ class A2C:
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
-        learner, loss_parts = self.learn(learner, rollout)
-        return State(learner, *rows), loss_parts | totals
+        state, rollout, totals = collect(act, env, state, self.num_steps)
+        learner, metrics = self.learn(learner, rollout)
+        return state._replace(learner=learner), metrics | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
         """The next key and memory, and an action; of each agent if several."""
         key, action_key = jax.random.split(key)
-        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
-        return key, memory, now.sample(action_key)
+        memory, pi = actor_critic.act(params, memory, self.features(obs, obs_moments))
+        return key, memory, pi.sample(action_key)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The likeliest action in one environment, or one drawn, and what is remembered then."""
@@ -111,12 +107,13 @@ class A2C:
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""
         params, opt_state, moments = learner
-        grads, parts = self.grad(params, moments, rollout)
+        weight = normalise.weight_of_active(rollout.active)
+        grads, metrics = self.grad(params, moments, rollout._replace(active=weight))
         rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.norm_obs:
-            moments = see_all(moments, rollout.obs)
-        return Learner(params, opt_state, moments), mean(parts) | {"learning_rate": rate}
+            moments = observations.update_obs_moments(moments, rollout.obs, weight)
+        return Learner(params, opt_state, moments), mean(metrics) | {"learning_rate": rate}
 
     @stage(on_policy="Use lag=0, or IMPALA, which is A2C with a correction for lag (V-trace).")
     def grad(
@@ -135,27 +132,24 @@ class A2C:
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
-        advantage_t = lax.stop_gradient(self.advantage(rollout, seen.value, seen.next_value))
-        target_t = lax.stop_gradient(seen.value) + advantage_t
-        now = actor_critic.chances_of(params, seen)
-        log_prob = now.log_prob(rollout.action)
+        expected = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
+        value_t, next_value_t = lax.stop_gradient((expected.value, expected.next_value))
+        discount_t = self.gamma * ~rollout.terminated
+        lambda_t = self.gae_lambda * ~is_last(rollout)
+        advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
+        pi = actor_critic.policy_of(params, expected)
+        log_prob = pi.log_prob(rollout.action)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob, advantage_t),
-            "value_loss": losses.squared_error(seen.value, target_t),
-            "entropy": now.entropy(),
+            "value_loss": losses.squared_error(expected.value, value_t + advantage_t),
+            "entropy": pi.entropy(),
         }
-        return losses.weighed(parts, self.vf_coef, self.ent_coef)
-
-    def advantage(self, rollout: Rollout, value: jax.Array, next_value: jax.Array) -> jax.Array:
-        """How much better each action was than expected."""
-        discount_t = self.gamma * ~rollout.terminated
-        return gae(rollout.reward, discount_t, value, next_value, self.gae_lambda * ~ends(rollout))
+        return losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.norm_obs else obs
-        return as_features(moments, obs)
+        obs = observations.normalise_obs(moments, obs) if self.norm_obs else obs
+        return observations.as_features(moments, obs)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

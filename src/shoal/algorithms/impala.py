@@ -15,16 +15,14 @@ from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses
-from shoal.rl.actor_critic import ActorCritic, init_actor_critic
+from shoal.rl import actor_critic, losses, normalise, observations
+from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.memory import start
-from shoal.rl.nets import computed_in
-from shoal.rl.normalise import Moments, init_moments, rescale, see
-from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.observations import ObsMoments
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.ranges import check_settings
-from shoal.rl.returns import past_return, traces, vtrace
-from shoal.rl.rollout import Rollout, ends, roll_out
+from shoal.rl.returns import running_returns, traces, vtrace
+from shoal.rl.rollouts import Rollout, collect, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -37,7 +35,7 @@ class Learner(NamedTuple):
     params: ActorCritic
     opt_state: optax.OptState
     obs_moments: ObsMoments
-    return_moments: Moments
+    return_moments: normalise.Moments
 
 
 class State(NamedTuple):
@@ -48,7 +46,7 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: Any
-    kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
+    running_return: Any  # of the episode so far, if rewards are normalised; else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class IMPALA:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     norm_obs: bool = False
-    norm_reward: bool = False
+    norm_reward: bool = True  # or returns far from 1 make values outweigh actions
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
     compute_dtype: str = "float32"  # or bfloat16: what products are computed in
@@ -83,37 +81,36 @@ class IMPALA:
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
-        spaces = env.observation_space, env.action_space
-        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
-        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute_dtype)
-        moments = init_obs_moments(spaces[0], self.torso)
-        learner = Learner(params, self.optimiser.init(params), moments, init_moments())
+        params: Any = actor_critic.init((actor_key, critic_key), env, self)
+        moments = observations.init_obs_moments(env.observation_space, self.torso)
+        learner = Learner(params, self.optimiser.init(params), moments, normalise.init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.norm_reward else ()
-        return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
+        memory = start(params.memory, rows)
+        running_return = jnp.zeros(rows) if self.norm_reward else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory, running_return)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
-        kept = state.kept
+        state, rollout, totals = collect(act, env, state, self.num_steps)
         if self.norm_reward:
-            kept, past = past_return(rollout.reward, self.gamma * ~ends(rollout), kept)
-            rollout = rollout._replace(past=past)
-        learner, loss_parts = self.learn(learner, rollout)
-        return State(learner, *rows, kept), loss_parts | totals
+            discount_t = self.gamma * ~is_last(rollout)
+            carried, running = running_returns(rollout.reward, discount_t, state.running_return)
+            state = state._replace(running_return=carried)
+            rollout = rollout._replace(running_return=running)
+        learner, metrics = self.learn(learner, rollout)
+        return state._replace(learner=learner), metrics | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
         """The next key and memory, an action and its log-probability; of each agent if several."""
         key, action_key = jax.random.split(key)
-        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
-        action = now.sample(action_key)
-        return key, memory, action, now.log_prob(action)
+        memory, pi = actor_critic.act(params, memory, self.features(obs, obs_moments))
+        action = pi.sample(action_key)
+        return key, memory, action, pi.log_prob(action)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The likeliest action in one environment, or one drawn, and what is remembered then."""
@@ -124,16 +121,21 @@ class IMPALA:
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after one update, and the parts of the loss."""
         params, opt_state, moments, return_moments = learner
+        weight = normalise.weight_of_active(rollout.active)
         if self.norm_reward:
-            return_moments = see(return_moments, rollout.past)
-            rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
-        grads, parts = self.grad(params, moments, rollout)
+            return_moments = normalise.update_moments(
+                return_moments, rollout.running_return, weight
+            )
+            rollout = rollout._replace(
+                reward=normalise.scale_by_std(return_moments, rollout.reward)
+            )
+        grads, metrics = self.grad(params, moments, rollout._replace(active=weight))
         rate = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, mean(grads))
         if self.norm_obs:
-            moments = see_all(moments, rollout.obs)
-        parts = mean(parts) | {"learning_rate": rate}
-        return Learner(params, opt_state, moments, return_moments), parts
+            moments = observations.update_obs_moments(moments, rollout.obs, weight)
+        metrics = mean(metrics) | {"learning_rate": rate}
+        return Learner(params, opt_state, moments, return_moments), metrics
 
     @stage
     def grad(
@@ -152,27 +154,27 @@ class IMPALA:
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
     ) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        seen = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
-        now = actor_critic.chances_of(params, seen)
-        log_prob_t = now.log_prob(rollout.action)
+        expected = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
+        pi = actor_critic.policy_of(params, expected)
+        log_prob_t = pi.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
         clips = (self.clip_rho_threshold, self.clip_c_threshold)
-        trust = traces(log_ratio_t, ends(rollout), clips, self.vtrace_lambda)
-        values = lax.stop_gradient((seen.value, seen.next_value))
+        trust = traces(log_ratio_t, is_last(rollout), clips, self.vtrace_lambda)
+        values = lax.stop_gradient((expected.value, expected.next_value))
         discount_t = self.gamma * ~rollout.terminated
         target_t, advantage_t = vtrace(rollout.reward, discount_t, *values, trust)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob_t, advantage_t),
-            "value_loss": losses.squared_error(seen.value, target_t),
-            "entropy": now.entropy(),
+            "value_loss": losses.squared_error(expected.value, target_t),
+            "entropy": pi.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio_t),
         }
-        return losses.weighed(parts, self.vf_coef, self.ent_coef)
+        return losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.norm_obs else obs
-        return as_features(moments, obs)
+        obs = observations.normalise_obs(moments, obs) if self.norm_obs else obs
+        return observations.as_features(moments, obs)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

@@ -15,25 +15,15 @@ from jax import lax
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import ACTIONS, Groups
 from shoal.errors import UnknownNameError
-from shoal.rl import losses, teams
+from shoal.rl import losses, normalise, rollouts, teams
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
-from shoal.rl.normalise import spread, standardise
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
-from shoal.rl.rollout import (
-    Rollout,
-    as_samples,
-    begins,
-    check_pieces,
-    cut,
-    ends,
-    in_epochs,
-    steps_of_piece,
-)
+from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
 from shoal.rl.routing import Table, route
-from shoal.rl.teams import Member, Shown, look
+from shoal.rl.teams import Member, look
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -57,19 +47,6 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: dict[str, Any]
-
-
-class Batch(NamedTuple):
-    """What the loss sees: [pieces, sequence, envs, agents, ...], or steps with no memory."""
-
-    shown: Shown
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    target: jax.Array
-    advantage: jax.Array
-    fresh: Any  # which steps are the first of an episode
-    memory: Any = ()  # [pieces, envs, agents, ...]: at each piece's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +86,7 @@ class MAPPO:
         check_settings(self)
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
-        check_pieces(type(self).__name__, self.num_steps, self.num_minibatches, self.length)
+        rollouts.check_minibatches(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
@@ -144,15 +121,23 @@ class MAPPO:
 
         rows = (state.keys, state.env_states, state.obs, state.memory)
         rows, (obs, action, log_prob, steps) = lax.scan(collect, rows, length=self.num_steps)
+        fields = ("reward", "terminated", "truncated", "active")
+        outcome = {field: routes.split(getattr(steps, field), 2) for field in fields}
         shown, last = (look(routes, x, 2, central=self.central) for x in (obs, steps.last_obs))
-        led_to = (steps.reward, steps.terminated, steps.truncated)
-        made: Any = (shown, action, log_prob, *(routes.split(x, 2) for x in led_to), last)
-        rollouts = {
-            name: Rollout(*(x[name] for x in made), after=(), memory=state.memory[name])
+        by_policy = {
+            name: Rollout(
+                obs=shown[name],
+                action=action[name],
+                log_prob=log_prob[name],
+                last_obs=last[name],
+                after=(),
+                memory=state.memory[name],
+                **{field: each[name] for field, each in outcome.items()},
+            )
             for name in learner.params
         }
         rate = {"learning_rate": current(self.rate, learner.opt_state)}
-        learner, parts = self.learn(learner, rollouts)
+        learner, parts = self.learn(learner, by_policy)
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), teams.by_name(parts) | totals | rate
 
@@ -162,10 +147,10 @@ class MAPPO:
         key, *keys = jax.random.split(key, len(params) + 1)
         action, log_prob = {}, {}
         for own_key, (name, of) in zip(keys, params.items(), strict=True):
-            remembered, now = teams.decide(of, memory[name], shown[name])
+            remembered, pi = teams.decide(of, memory[name], shown[name])
             memory = memory | {name: remembered}
-            action[name] = now.sample(own_key)
-            log_prob[name] = now.log_prob(action[name])
+            action[name] = pi.sample(own_key)
+            log_prob[name] = pi.log_prob(action[name])
         return key, memory, action, log_prob
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
@@ -175,43 +160,58 @@ class MAPPO:
         return teams.play(state.learner.params, routes, shown, memory, key)
 
     @stage
-    def learn(self, learner: Learner, rollouts: dict[str, Rollout]) -> tuple[Learner, Any]:
+    def learn(self, learner: Learner, by_policy: dict[str, Rollout]) -> tuple[Learner, Any]:
         """The learner after all epochs, and the mean parts of each policy's loss."""
-        batch = {name: self.judge(learner.params[name], of) for name, of in rollouts.items()}
-        spreads = {name: spread(of.advantage) for name, of in batch.items()}
+        batch = {
+            name: self.compute_advantages(learner.params[name], rollout)
+            for name, rollout in by_policy.items()
+        }
+        moments = {
+            name: normalise.step_moments(of.advantage, of.weight) for name, of in batch.items()
+        }
 
-        def update(carry: tuple, times: jax.Array) -> tuple:
-            some, scale = jax.tree.map(lambda x: x[times], (batch, spreads))
-            grads, parts = self.grad(carry[0], some, scale)
-            return self.apply(*carry, mean(grads)), parts
+        def update(nets: tuple, chosen: jax.Array) -> tuple:
+            params, opt_state = nets
+            minibatch, scale = jax.tree.map(lambda x: x[chosen], (batch, moments))
+            grads, metrics = self.grad(params, minibatch, scale)
+            return self.apply(params, opt_state, mean(grads)), metrics
 
-        pieces = self.num_minibatches, self.num_steps // (self.length or 1) // self.num_minibatches
-        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.update_epochs, pieces)
-        for name, of in rollouts.items():
-            parts[name]["reward"] = jnp.mean(of.reward)
-        return Learner(*nets, key), mean(parts)
+        nets = learner.params, learner.opt_state
+        nets, key, metrics = rollouts.run_epochs(update, nets, learner.key, self)
+        for name, of in by_policy.items():
+            weight = normalise.weight_of_active(of.active)
+            metrics[name]["reward"] = jnp.mean(normalise.weighted(of.reward, weight))
+        params, opt_state = nets
+        return Learner(params, opt_state, key), mean(metrics)
 
-    def judge(self, params: Member, rollout: Rollout) -> Batch:
-        """How much better each action was than expected."""
-        over = ends(rollout)
+    def compute_advantages(self, params: Member, rollout: Rollout) -> Batch:
+        """The rollout with advantages and targets of values, in chunks where there is memory."""
+        over = is_last(rollout)
         seen = rollout.obs, rollout.last_obs
         memory_t, value_t, next_value_t = teams.expect(params, seen, rollout.memory, over)
         discount_t, lambda_t = self.gamma * ~rollout.terminated, self.gae_lambda * ~over
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
-        fresh_t = begins(rollout) if params.memory else ()
-        made = (value_t, value_t + advantage_t, advantage_t, fresh_t)
-        batch = cut(Batch(rollout.obs, rollout.action, rollout.log_prob, *made), self.length)
-        return batch._replace(memory=jax.tree.map(lambda x: x[:: self.length or 1], memory_t))
+        batch = Batch(
+            features=rollout.obs,
+            action=rollout.action,
+            log_prob=rollout.log_prob,
+            value=value_t,
+            target=value_t + advantage_t,
+            advantage=advantage_t,
+            weight=normalise.weight_of_active(rollout.active),
+            is_first=is_first(rollout) if params.memory else (),
+            memory=memory_t,
+        )
+        return rollouts.chunk(batch, self.length)
 
     @stage
-    def grad(self, params: Any, batch: dict[str, Batch], spreads: Any) -> tuple[Any, Any]:
+    def grad(self, params: Any, batch: dict[str, Batch], moments: Any) -> tuple[Any, Any]:
         """The gradient of each policy's loss, and the parts of the loss."""
         grads, parts = {}, {}
         for name, of in batch.items():
-            memory = as_samples(of.memory)
-            some = of._replace(advantage=standardise(of.advantage, spreads[name]), memory=())
-            some = as_samples(some, self.length)._replace(memory=memory)
-            grads[name], parts[name] = grad_in_blocks(self.loss, params[name], some)
+            of = of._replace(advantage=normalise.standardise(of.advantage, moments[name]))
+            samples = rollouts.as_samples(of, self.length)
+            grads[name], parts[name] = grad_in_blocks(self.loss, params[name], samples)
         return grads, parts
 
     @stage
@@ -225,9 +225,9 @@ class MAPPO:
 
     def loss(self, params: Member, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        now, value = teams.reconsider(params, batch.shown, batch.memory, batch.fresh)
-        parts = losses.ppo(now, value, batch, self.clip_eps, self.clip_eps_vf)
-        return losses.weighed(parts, self.vf_coef, self.ent_coef)
+        pi, value = teams.policy_and_value(params, batch.features, batch.memory, batch.is_first)
+        parts = losses.ppo(pi, value, batch, self.clip_eps, self.clip_eps_vf)
+        return losses.actor_critic(parts, batch.weight, self.vf_coef, self.ent_coef)
 
     @property
     def central(self) -> bool:
@@ -236,8 +236,8 @@ class MAPPO:
 
     @property
     def length(self) -> int:
-        """Steps of a piece; 0 without memory: they are steps, then."""
-        return steps_of_piece(self)
+        """How many steps memory is learnt through at a time; 0 without memory."""
+        return rollouts.chunk_length(self)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

@@ -1,6 +1,6 @@
 """Proximal policy optimisation (Schulman et al., 2017), for discrete and continuous actions.
 
-With memory it is recurrent: rollouts are cut into sequences, each from what was remembered there.
+With memory it is recurrent: rollouts are cut into chunks, each with the memory at its start.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,15 @@ import optax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses
-from shoal.rl.actor_critic import ActorCritic, chances_and_value, init_actor_critic
+from shoal.rl import actor_critic, losses, normalise, observations, rollouts
+from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import start
-from shoal.rl.nets import computed_in
-from shoal.rl.normalise import Moments, init_moments, rescale, see, spread, standardise
-from shoal.rl.observations import ObsMoments, as_features, init_obs_moments, normalise_all, see_all
+from shoal.rl.observations import ObsMoments
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.ranges import check_settings
-from shoal.rl.returns import gae, past_return
-from shoal.rl.rollout import (
-    Rollout,
-    as_samples,
-    begins,
-    check_pieces,
-    cut,
-    ends,
-    in_epochs,
-    roll_out,
-    steps_of_piece,
-)
+from shoal.rl.returns import gae, running_returns
+from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
@@ -47,7 +35,7 @@ class Learner(NamedTuple):
     opt_state: optax.OptState
     key: jax.Array  # draws only what does not depend on the number of environments
     obs_moments: ObsMoments
-    return_moments: Moments
+    return_moments: normalise.Moments
 
 
 class State(NamedTuple):
@@ -58,21 +46,7 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: Any
-    kept: Any  # what is left of the episode's rewards so far, if rewards are to be normalised
-
-
-class Batch(NamedTuple):
-    """What the loss sees: [pieces, sequence, envs, ...], or [steps, envs, ...] with no memory."""
-
-    features: Any
-    action: jax.Array
-    log_prob: jax.Array  # of the policy that ratios are taken to
-    value: jax.Array
-    target: jax.Array
-    advantage: jax.Array
-    weight: Any  # how much likelier that policy was to act so than the one that did
-    fresh: Any  # which steps are the first of an episode
-    memory: Any = ()  # [pieces, envs, ...]: at each piece's start
+    running_return: Any  # of the episode so far, if rewards are normalised; else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,47 +82,49 @@ class PPO:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        check_pieces("PPO", self.num_steps, self.num_minibatches, self.length)
+        rollouts.check_minibatches(self)
 
     @property
     def length(self) -> int:
-        """Steps of a piece; 0 without memory: they are steps, then."""
-        return steps_of_piece(self)
+        """How many steps memory is learnt through at a time; 0 without memory."""
+        return rollouts.chunk_length(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         actor_key, critic_key, learner_key, act_key, env_key = jax.random.split(key, 5)
-        spaces = env.observation_space, env.action_space
-        shape = (self.hidden, self.torso, (self.memory, self.memory_width))
-        params: Any = init_actor_critic((actor_key, critic_key), spaces, *shape)
-        params = computed_in(params, self.compute_dtype)
-        opt_state, moments = self.optimiser.init(params), init_obs_moments(spaces[0], self.torso)
-        learner = Learner(params, opt_state, learner_key, moments, init_moments())
+        params: Any = actor_critic.init((actor_key, critic_key), env, self)
+        opt_state, moments = (
+            self.optimiser.init(params),
+            observations.init_obs_moments(env.observation_space, self.torso),
+        )
+        learner = Learner(params, opt_state, learner_key, moments, normalise.init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory, kept = start(params.memory, rows), jnp.zeros(rows) if self.norm_reward else ()
-        return State(learner, key_rows(act_key, envs), env_states, obs, memory, kept)
+        memory = start(params.memory, rows)
+        running_return = jnp.zeros(rows) if self.norm_reward else ()
+        return State(learner, key_rows(act_key, envs), env_states, obs, memory, running_return)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
         shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
         act = partial(self.act, **shared)
-        rows, rollout, totals = roll_out(act, env, state[1:5], self.num_steps)
-        kept = state.kept
+        state, rollout, totals = rollouts.collect(act, env, state, self.num_steps)
         if self.norm_reward:
-            kept, past = past_return(rollout.reward, self.gamma * ~ends(rollout), kept)
-            rollout = rollout._replace(past=past)
-        learner, loss_parts = self.learn(learner, rollout)
-        return State(learner, *rows, kept), loss_parts | totals
+            discount_t = self.gamma * ~is_last(rollout)
+            carried, running = running_returns(rollout.reward, discount_t, state.running_return)
+            state = state._replace(running_return=carried)
+            rollout = rollout._replace(running_return=running)
+        learner, metrics = self.learn(learner, rollout)
+        return state._replace(learner=learner), metrics | totals
 
     @stage(per="env")
     def act(self, key: jax.Array, obs: Any, memory: Any, *, params: Any, obs_moments: Any) -> tuple:
         """The next key and memory, an action and its log-probability; of each agent if several."""
         key, action_key = jax.random.split(key)
-        memory, now = actor_critic.act(params, memory, self.features(obs, obs_moments))
-        action = now.sample(action_key)
-        return key, memory, action, now.log_prob(action)
+        memory, pi = actor_critic.act(params, memory, self.features(obs, obs_moments))
+        action = pi.sample(action_key)
+        return key, memory, action, pi.log_prob(action)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The likeliest action in one environment, or one drawn, and what is remembered then."""
@@ -159,49 +135,63 @@ class PPO:
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
         """The learner after all epochs, and the mean parts of the loss."""
         obs_moments, return_moments = learner.obs_moments, learner.return_moments
+        weight = normalise.weight_of_active(rollout.active)
         if self.norm_reward:
-            return_moments = see(return_moments, rollout.past)
-            rollout = rollout._replace(reward=rescale(return_moments, rollout.reward))
-        batch = self.judge(learner, rollout)
+            return_moments = normalise.update_moments(
+                return_moments, rollout.running_return, weight
+            )
+            rollout = rollout._replace(
+                reward=normalise.scale_by_std(return_moments, rollout.reward)
+            )
+        batch = self.compute_advantages(learner, rollout, weight)
         if self.norm_obs:
-            obs_moments = see_all(obs_moments, rollout.obs)
-        spreads = spread(batch.advantage)
+            obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
+        advantage_moments = normalise.step_moments(batch.advantage, batch.weight)
 
-        def update(carry: tuple, times: jax.Array) -> tuple:
-            params, opt_state = carry
-            some = jax.tree.map(lambda x: x[times], batch)
-            grads, parts = self.grad(params, some, spreads[times])
-            return self.apply(params, opt_state, mean(grads)), parts
+        def update(nets: tuple, chosen: jax.Array) -> tuple:
+            params, opt_state = nets
+            minibatch = jax.tree.map(lambda x: x[chosen], batch)
+            grads, metrics = self.grad(params, minibatch, advantage_moments[chosen])
+            return self.apply(params, opt_state, mean(grads)), metrics
 
-        pieces = self.num_minibatches, self.num_steps // (self.length or 1) // self.num_minibatches
-        nets, key, parts = in_epochs(update, learner[:2], learner.key, self.update_epochs, pieces)
-        metrics = mean(parts) | {"learning_rate": current(self.rate, learner.opt_state)}
-        return Learner(*nets, key, obs_moments, return_moments), metrics
+        nets = learner.params, learner.opt_state
+        nets, key, metrics = rollouts.run_epochs(update, nets, learner.key, self)
+        params, opt_state = nets
+        metrics = mean(metrics) | {"learning_rate": current(self.rate, learner.opt_state)}
+        return Learner(params, opt_state, key, obs_moments, return_moments), metrics
 
-    def judge(self, learner: Learner, rollout: Rollout) -> Batch:
-        """How much better each action was than expected."""
+    def compute_advantages(self, learner: Learner, rollout: Rollout, weight: Any) -> Batch:
+        """The rollout with advantages and targets of values, in chunks where there is memory."""
         params, moments = learner.params, learner.obs_moments
-        seen = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout)
+        expected = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout)
         discount_t = self.gamma * ~rollout.terminated
-        lambda_t = self.gae_lambda * ~ends(rollout)
-        advantage_t = gae(rollout.reward, discount_t, seen.value, seen.next_value, lambda_t)
-        log_prob_t, weight_t = rollout.log_prob, ()
+        lambda_t = self.gae_lambda * ~is_last(rollout)
+        value_t, next_value_t = expected.value, expected.next_value
+        advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
+        log_prob_t, importance_t = rollout.log_prob, ()
         if self.decoupled:
-            log_prob_t = actor_critic.chances_of(params, seen).log_prob(rollout.action)
-            weight_t = jnp.exp(log_prob_t - rollout.log_prob)
-        fresh_t = begins(rollout) if params.memory else ()
-        made = (log_prob_t, seen.value, seen.value + advantage_t, advantage_t, weight_t, fresh_t)
-        batch = cut(Batch(seen.features, rollout.action, *made), self.length)
-        return batch._replace(memory=jax.tree.map(lambda x: x[:: self.length or 1], seen.memory))
+            log_prob_t = actor_critic.policy_of(params, expected).log_prob(rollout.action)
+            importance_t = jnp.exp(log_prob_t - rollout.log_prob)
+        batch = Batch(
+            features=expected.features,
+            action=rollout.action,
+            log_prob=log_prob_t,
+            value=value_t,
+            target=value_t + advantage_t,
+            advantage=advantage_t,
+            importance=importance_t,
+            weight=weight,
+            is_first=is_first(rollout) if params.memory else (),
+            memory=expected.memory,
+        )
+        return rollouts.chunk(batch, self.length)
 
     @stage
-    def grad(self, params: Any, batch: Batch, spreads: jax.Array) -> tuple[Any, Metrics]:
+    def grad(self, params: Any, batch: Batch, moments: jax.Array) -> tuple[Any, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
         if self.norm_adv:
-            batch = batch._replace(advantage=standardise(batch.advantage, spreads))
-        memory = as_samples(batch.memory)
-        batch = as_samples(batch._replace(memory=()), self.length)._replace(memory=memory)
-        return grad_in_blocks(self.loss, params, batch)
+            batch = batch._replace(advantage=normalise.standardise(batch.advantage, moments))
+        return grad_in_blocks(self.loss, params, rollouts.as_samples(batch, self.length))
 
     @stage
     def apply(self, params: Any, opt_state: optax.OptState, grads: Any) -> tuple:
@@ -211,16 +201,18 @@ class PPO:
 
     def loss(self, params: ActorCritic, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
-        now, value = chances_and_value(params, batch.features, batch.memory, batch.fresh)
-        parts = losses.ppo(now, value, batch, self.clip_eps, self.clip_eps_vf)
+        pi, value = actor_critic.policy_and_value(
+            params, batch.features, batch.memory, batch.is_first
+        )
+        parts = losses.ppo(pi, value, batch, self.clip_eps, self.clip_eps_vf)
         if self.decoupled:
-            parts["policy_loss"] *= batch.weight
-        return losses.weighed(parts, self.vf_coef, self.ent_coef)
+            parts["policy_loss"] *= batch.importance
+        return losses.actor_critic(parts, batch.weight, self.vf_coef, self.ent_coef)
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
-        obs = normalise_all(moments, obs) if self.norm_obs else obs
-        return as_features(moments, obs)
+        obs = observations.normalise_obs(moments, obs) if self.norm_obs else obs
+        return observations.as_features(moments, obs)
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:

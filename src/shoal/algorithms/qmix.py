@@ -72,6 +72,7 @@ class QMIX:
     agents: ClassVar[str] = "several"
 
     policies: Table = ()  # without any, agents that are alike share one
+    one_team: bool = False  # whether groups of agents that differ share one goal; else refused
     mixer: str = "monotonic"  # or sum: that of VDN
     num_steps: int = 26
     batch_size_per_env: int = 4  # sequences an environment in an update
@@ -106,6 +107,7 @@ class QMIX:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         routes = check_team(self, route(env, self.policies))
+        mixing.check_one_team(env, routes, self)
         mixer = (self.mixer_width, self.mixer_hidden) if self.mixer == "monotonic" else ()
         sizes = (self.memory, self.memory_width), mixer
         params: Any = mixing.init_networks(net_key, routes, *sizes)

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple, Protocol, assert_never
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Action, Box, Discrete, Groups, MultiDiscrete, Observation
+from shoal.envs.spaces import (
+    WORLD,
+    Action,
+    Box,
+    Discrete,
+    Groups,
+    MultiDiscrete,
+    Observation,
+    has_parts,
+)
 from shoal.tracing.rowwise import where_rarely
 from shoal.tracing.stage import stage
 
@@ -20,8 +29,8 @@ class Transition(NamedTuple):
     """What one step of a simulator led to, before any reset.
 
     Where several agents act, all but the state is [agents, ...], or, where the agents differ, a
-    dictionary from a group's name to that. An agent that ends before the others is terminated by
-    every step until they have ended too.
+    dictionary from a group's name to that. What the row of an agent contains after it has ended,
+    while others go on, has no effect.
     """
 
     state: Any
@@ -65,6 +74,7 @@ class EnvState(NamedTuple):
     inner: Any  # the simulator's own state
     episode_return: jax.Array
     episode_length: jax.Array
+    gone: Tree = ()  # of several agents: which have ended before the others
 
 
 class Step(NamedTuple):
@@ -73,6 +83,8 @@ class Step(NamedTuple):
     `episode_return` and `episode_length` count this step too: where an episode ends, its totals.
     Where several agents act, an episode ends when all of them have, its return is the mean of
     theirs, and the other fields have an axis of agents, in a dictionary of groups if they differ.
+    An agent that has ended before the others is inactive until the episode ends: it sees zeros,
+    earns nothing, and every step terminates it again. Losses and statistics leave it out.
     """
 
     obs: Tree  # to act on next: after an episode's end, the first of the next episode
@@ -82,6 +94,7 @@ class Step(NamedTuple):
     last_obs: Tree  # what the step really led to
     episode_return: jax.Array
     episode_length: jax.Array
+    active: Tree = ()  # of several agents: which had not ended before this step
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -124,20 +137,33 @@ class Environment:
         inner, last_obs, reward, terminated, truncated = self.simulator.step(
             step_key, state.inner, clip(self.action_space, action)
         )
+        if self.agents:
+            reward, terminated = (
+                _without(state.gone, reward, 0),
+                _without(state.gone, terminated, 1),
+            )
+            last_obs = _unseen(state.gone, last_obs)
         truncated = jax.tree.map(lambda late, over: late & ~over, truncated, terminated)
+        gone = jax.tree.map(jnp.logical_or, terminated, truncated) if self.agents else ()
         done = ended(terminated, truncated, axes=0)
         episode_return = state.episode_return + mean_of_agents(reward)
         episode_length = state.episode_length + 1
-        after = EnvState(key, inner, episode_return, episode_length)
+        after = EnvState(key, inner, episode_return, episode_length, gone)
         start = _start_rarely if getattr(self.simulator, "costly_reset", False) else _start_where
-        next_state, obs = start(self._start, done, (key, reset_key), (after, last_obs))
+        next_obs = _unseen(gone, last_obs) if self.agents else last_obs
+        next_state, obs = start(self._start, done, (key, reset_key), (after, next_obs))
+        active = jax.tree.map(jnp.logical_not, state.gone)
         return next_state, Step(
-            obs, reward, terminated, truncated, last_obs, episode_return, episode_length
+            obs, reward, terminated, truncated, last_obs, episode_return, episode_length, active
         )
 
     def _start(self, key: jax.Array, reset_key: jax.Array) -> tuple[EnvState, Tree]:
         inner, obs = self.simulator.reset(reset_key)
-        return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0)), obs
+        groups = getattr(self.simulator, "groups", ())
+        gone = jnp.zeros(len(self.agents), bool) if self.agents else ()
+        if isinstance(self.action_space, Groups):
+            gone = {name: jnp.zeros(len(agents), bool) for name, agents in groups}
+        return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0), gone), obs
 
 
 def key_rows(key: jax.Array, envs: int) -> jax.Array:
@@ -182,6 +208,26 @@ def mean_of_agents(reward: Tree) -> jax.Array:
     if len(rewards) == 1 and not rewards[0].ndim:
         return rewards[0]
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in rewards]))
+
+
+def _unseen(gone: Tree, obs: Tree) -> Tree:
+    """`obs` with zeros for agents that are gone, but for the world, which all agents share."""
+    if isinstance(gone, dict):
+        return {name: _unseen(gone[name], obs[name]) for name in obs}
+    if isinstance(obs, dict) and has_parts(obs):
+        return {k: x if k == WORLD else _without(gone, x, 0) for k, x in obs.items()}
+    return _without(gone, obs, 0)
+
+
+def _without(gone: Tree, tree: Tree, value: float) -> Tree:
+    """`tree` with `value` in the rows of agents that are gone."""
+    if isinstance(gone, dict):
+        return {name: _without(gone[name], tree[name], value) for name in tree}
+
+    def clear(x: jax.Array) -> jax.Array:
+        return jnp.where(gone.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(value, x.dtype), x)
+
+    return jax.tree.map(clear, tree)
 
 
 def _start_where(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree:

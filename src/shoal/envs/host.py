@@ -85,7 +85,7 @@ def step_rows(
 
     `steps` counts their steps so far; where it is 0 they are opened afresh. Returns, flat: the
     steps now, the leaves of `obs`, the reward, terminated, truncated, the leaves of `last_obs`, the
-    episodes' returns and lengths.
+    episodes' returns and lengths, and of several agents, which were active: had not ended before.
     """
     key = (id(simulator), seeds.tobytes())
     rows = _find(key, steps) or _open_afresh(key, simulator, seeds)
@@ -128,6 +128,7 @@ class _Rows:
     steps: int
     episode_return: np.ndarray
     episode_length: np.ndarray
+    gone: np.ndarray | None = None  # which of several agents have ended before the others
     lock: Lock = field(default_factory=Lock)
 
     def step(self, action: np.ndarray) -> Leaves:
@@ -141,12 +142,19 @@ class _Rows:
             raise RowError(int(row[0]), f"gave the reward {reward[tuple(row)]}")
         self.steps += 1
         returns, lengths = self.episode_return + score, self.episode_length + 1
+        active: Leaves = ()
         goes_on = ~(terminated | truncated)
         if goes_on.ndim > 1:
-            goes_on = goes_on.any(axis=1)
+            gone = np.zeros_like(goes_on) if self.gone is None else self.gone
+            reward, last_obs = np.where(gone, 0, reward), cleared(last_obs, gone)
+            terminated, truncated, active = terminated | gone, truncated & ~gone, (~gone,)
+            ended = ~goes_on | gone
+            goes_on = ~np.all(ended, axis=1)
+            self.gone = gone = ended & goes_on.reshape(-1, 1)
+            obs = cleared(obs, gone)
         self.episode_return, self.episode_length = returns * goes_on, lengths * goes_on
         steps = np.full(len(lengths), self.steps, np.int32)
-        return (steps, *obs, reward, terminated, truncated, *last_obs, returns, lengths)
+        return (steps, *obs, reward, terminated, truncated, *last_obs, returns, lengths, *active)
 
 
 Key = tuple[int, bytes]
@@ -183,6 +191,16 @@ def _open_afresh(key: Key, simulator: HostSimulator, seeds: np.ndarray) -> _Rows
 def _close(key: Key) -> None:
     if rows := _open.pop(key, None):
         rows.vector.close()
+
+
+def cleared(leaves: Leaves, gone: np.ndarray) -> Leaves:
+    """Observations with zeros in the rows of agents that are gone."""
+    if not gone.any():
+        return leaves
+    return tuple(
+        np.where(gone.reshape(*gone.shape, *[1] * (x.ndim - 2)), np.zeros((), x.dtype), x)
+        for x in leaves
+    )
 
 
 def check_obs(leaves: Leaves, when: str) -> Leaves:

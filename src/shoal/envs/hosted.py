@@ -88,7 +88,9 @@ def _stage(simulator: HostSimulator) -> Stage:
 
         flags = spec(jnp.bool_, *agents)
         ends = spec(jnp.float32, *agents), flags, flags
-        return (spec(jnp.int32), *obs, *ends, *obs, spec(jnp.float32), spec(jnp.int32))
+        totals = spec(jnp.float32), spec(jnp.int32)
+        active = (flags,) if agents else ()
+        return (spec(jnp.int32), *obs, *ends, *obs, *totals, *active)
 
     return host(returns, per="env", name="env", role="env")(partial(step_rows, simulator))
 

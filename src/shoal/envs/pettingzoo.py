@@ -101,7 +101,7 @@ class PettingZooVector:
         flat = self._form.action_rows(action.reshape(n * agents, *action.shape[2:]))
         last_obs, reward = self._empty(), np.zeros(shape, np.float32)
         terminated, truncated = np.ones(shape, bool), np.zeros(shape, bool)
-        row, gone, ended = 0, [], []
+        row, ended = 0, []
         try:
             for row, env in enumerate(self._envs):
                 of = dict(
@@ -114,15 +114,11 @@ class PettingZooVector:
                         reward[row, i] = earned[agent]
                         terminated[row, i] = over[agent]
                         truncated[row, i] = late[agent] and not over[agent]
-                        if agent not in env.agents:
-                            gone.append((row, i))
                 if not env.agents:
                     ended.append(row)
         except Exception as error:
             raise RowError(row, "failed in step", error) from error
-        obs = tuple(x.copy() for x in last_obs) if gone else last_obs
-        for array in obs if gone else ():
-            array[tuple(np.transpose(gone))] = 0
+        obs = tuple(x.copy() for x in last_obs) if ended else last_obs
         for row in ended:
             self._reset(obs, row, None)
         return Moves(obs, reward, terminated, truncated, last_obs, reward.mean(axis=1))

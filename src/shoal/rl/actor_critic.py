@@ -15,10 +15,10 @@ from shoal.envs.spaces import Action, Observation, parts
 from shoal.rl.blocks import map_in_blocks
 from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
-from shoal.rl.nets import Layers, init_mlp, mlp
+from shoal.rl.nets import Layers, computed_in, init_mlp, mlp
 from shoal.rl.observations import own_and_mask
-from shoal.rl.policy import Actor, init_actor, policy
-from shoal.rl.rollout import Rollout, ends
+from shoal.rl.policy import Actor, distribution, init_actor
+from shoal.rl.rollouts import Rollout, is_last
 from shoal.rl.torso import Torso, embed, init_torso
 from shoal.tracing.rowwise import map_rows, where_rarely
 
@@ -70,15 +70,22 @@ def init_actor_critic(
     return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)), remembers)
 
 
-def chances(params: ActorCritic, features: Any) -> Distribution:
-    """What the actor does on seeing `features`, and nothing before."""
+def init(keys: tuple[jax.Array, jax.Array], env: Any, settings: Any) -> ActorCritic:
+    """The parameters for `env` of an algorithm with these settings."""
+    spaces, memory = (env.observation_space, env.action_space), settings.memory
+    sizes = settings.hidden, settings.torso, (memory, settings.memory_width)
+    return computed_in(init_actor_critic(keys, spaces, *sizes), settings.compute_dtype)
+
+
+def policy(params: ActorCritic, features: Any) -> Distribution:
+    """π(·|s) for `features` at the start of an episode."""
     own, mask = own_and_mask(features)
-    return _chances(params, embed(params.torso, own), mask)
+    return _policy(params, embed(params.torso, own), mask)
 
 
-def chances_of(params: ActorCritic, expected: Expected) -> Distribution:
-    """What the actor does at each step of a rollout that `expect` was asked about."""
-    return _chances(params, expected.seen, own_and_mask(expected.features)[1])
+def policy_of(params: ActorCritic, expected: Expected) -> Distribution:
+    """π(·|s) at each step of a rollout, from the embeddings that `expect` computed."""
+    return _policy(params, expected.seen, own_and_mask(expected.features)[1])
 
 
 def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribution]:
@@ -86,7 +93,7 @@ def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribut
     own, mask = own_and_mask(features)
     seen = embed(params.torso, own)
     memory, seen = remember(params.memory, memory, seen, _never(seen))
-    return memory, _chances(params, seen, mask)
+    return memory, _policy(params, seen, mask)
 
 
 def play(
@@ -103,20 +110,20 @@ def play(
     return now.mode() if key is None else now.sample(key), memory
 
 
-def chances_and_value(
-    params: ActorCritic, features: Any, memory: Any = (), fresh: Any = ()
+def policy_and_value(
+    params: ActorCritic, features: Any, memory: Any = (), is_first: Any = ()
 ) -> tuple[Distribution, jax.Array]:
-    """What the actor does and what the critic expects on seeing `features`.
+    """π(·|s) and V(s) for `features`.
 
-    Where there is memory these are pieces, [samples, steps, ...]: `memory` is what was remembered
-    before each, and `fresh` says which steps are the first of an episode.
+    With memory these are chunks, [samples, steps, ...]: `memory` is its state before each, and
+    `is_first` says which steps are the first of an episode.
     """
     own, mask = own_and_mask(features)
     seen = embed(params.torso, own)
     if params.memory:
-        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, fresh))
+        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, is_first))
         seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
-    return _chances(params, seen, mask), _value(params.critic, seen)
+    return _policy(params, seen, mask), _value(params.critic, seen)
 
 
 def expect(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
@@ -167,7 +174,7 @@ def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollou
     features_t = features(rollout.obs)
     both = (own_and_mask(x)[0] for x in (features_t, features(rollout.last_obs)))
     now_t, last_t = (_embed_all(params.torso, x) for x in both)
-    at_t = (now_t, last_t, ends(rollout))
+    at_t = (now_t, last_t, is_last(rollout))
     _, (memory_t, seen_t, then_t) = lax.scan(along, rollout.memory, at_t)
     values = (_value(params.critic, x) for x in (seen_t, then_t))
     return Expected(features_t, memory_t, seen_t, *values)
@@ -187,9 +194,9 @@ def _embed_all(torso: Torso, features: jax.Array) -> jax.Array:
     return seen.reshape(*batch, -1)
 
 
-def _chances(params: ActorCritic, seen: jax.Array, mask: Any) -> Distribution:
-    chances = policy(params.actor, seen)
-    return chances if isinstance(mask, tuple) else masked(chances, mask)
+def _policy(params: ActorCritic, seen: jax.Array, mask: Any) -> Distribution:
+    pi = distribution(params.actor, seen)
+    return pi if isinstance(mask, tuple) else masked(pi, mask)
 
 
 def _value(critic: Layers, seen: jax.Array) -> jax.Array:

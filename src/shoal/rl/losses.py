@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from shoal.rl.distributions import Distribution
+from shoal.rl.normalise import weighted
 
 
 def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
@@ -68,13 +69,13 @@ def ppo(
     }
 
 
-def weighed(
-    parts: dict[str, jax.Array], value_weight: float, entropy_weight: float
+def actor_critic(
+    parts: dict[str, jax.Array], weight: Any, vf_coef: float, ent_coef: float
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Policy loss + weighted value loss - weighted entropy, and these parts: means over all."""
-    parts = {name: jnp.mean(part) for name, part in parts.items()}
-    loss = parts["policy_loss"] + value_weight * parts["value_loss"]
-    loss -= entropy_weight * parts["entropy"]
+    """Policy loss + c₁ value loss - c₂ entropy, and these parts: weighted means over all."""
+    parts = {name: jnp.mean(weighted(part, weight)) for name, part in parts.items()}
+    loss = parts["policy_loss"] + vf_coef * parts["value_loss"]
+    loss -= ent_coef * parts["entropy"]
     return loss, {"loss": loss, **parts}
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from shoal.envs.spaces import Discrete
+from shoal.errors import SettingError
 from shoal.rl.distributions import Categorical, masked
 from shoal.rl.memory import Memory, init_memory, remember, start
 from shoal.rl.nets import Dense, Layers, dense, init_mlp, mlp
@@ -40,6 +41,18 @@ class Networks(NamedTuple):
 
     choosers: dict[str, Chooser]
     mixer: Mixer | tuple[()]
+
+
+def check_one_team(env: Any, routes: Routes, settings: Any) -> None:
+    """Refuse to mix groups of agents that may be opponents, unless the settings say otherwise."""
+    groups = [name for name, _ in routes.groups]
+    if len(groups) > 1 and not settings.one_team:
+        raise SettingError(
+            f"{type(settings).__name__} adds up what all agents of {env.name} earn, and the groups "
+            f"{', '.join(groups)} may be opponents",
+            "If they share one goal, set one_team=True; otherwise use mappo or ippo, which learn "
+            "from each agent's own reward.",
+        )
 
 
 def init_networks(

@@ -1,6 +1,6 @@
 """Normalisation by mean and variance, the same on every replica."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,17 @@ def init_moments(shape: tuple[int, ...] = ()) -> Moments:
     return Moments(jnp.float32(0), jnp.zeros(shape), jnp.ones(shape))
 
 
-def see(moments: Moments, x: jax.Array) -> Moments:
-    """`moments` after seeing `x` of [steps, environments, ...] too (Chan's parallel Welford)."""
+def update_moments(moments: Moments, x: jax.Array, weight: Any = ()) -> Moments:
+    """`moments` updated by `x` of [steps, environments, ...] (Chan's parallel Welford).
+
+    With a `weight` from `weight_of_active`, inactive agents are left out.
+    """
     # About the agreed mean, not as E[x²] - E[x]², which loses all digits where the mean is large.
     samples = tuple(range(x.ndim - moments.mean.ndim))
-    average = mean(jnp.mean(x, samples))
-    var = mean(jnp.mean(jnp.square(x - average), samples))
+    if not isinstance(weight, tuple):
+        weight = weight.reshape(*weight.shape, *[1] * moments.mean.ndim)
+    average = mean(jnp.mean(weighted(x, weight), samples))
+    var = mean(jnp.mean(weighted(jnp.square(x - average), weight), samples))
     steps = moments.steps + x.shape[0]
     share = x.shape[0] / steps
     delta = average - moments.mean
@@ -47,18 +52,41 @@ def normalise(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
     return jnp.clip((x - moments.mean) * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
 
 
-def rescale(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
+def scale_by_std(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
     """The quotient x / std, held within ±`bound`; keeps signs, as rewards need."""
     return jnp.clip(x * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
 
 
-def spread(x: jax.Array) -> jax.Array:
-    """The mean and mean square of each step's rows on all replicas: [steps, 2]."""
+def step_moments(x: jax.Array, weight: Any = ()) -> jax.Array:
+    """Each step's mean and mean square over all rows and replicas, and its weight if there is one.
+
+    [steps, 2] or [steps, 3]; `standardise` takes those of the steps in a minibatch.
+    """
     rows = tuple(range(1, x.ndim))
-    return mean(jnp.stack([jnp.mean(x, rows), jnp.mean(jnp.square(x), rows)], axis=1))
+    parts = [weighted(x, weight), weighted(jnp.square(x), weight)]
+    parts += [] if isinstance(weight, tuple) else [weight]
+    return mean(jnp.stack([jnp.mean(part, rows) for part in parts], axis=1))
 
 
-def standardise(x: jax.Array, spreads: jax.Array) -> jax.Array:
-    """(x - mean) / std of some steps whose `spread` is known."""
-    first, second = jnp.mean(spreads, axis=0)
+def standardise(x: jax.Array, moments: jax.Array) -> jax.Array:
+    """(x - mean) / std of some steps whose `step_moments` are given."""
+    first, second, *weight = jnp.mean(moments, axis=0)
+    if weight:
+        first, second = first / weight[0], second / weight[0]
     return (x - first) * jax.lax.rsqrt(jnp.maximum(second - jnp.square(first), 0) + 1e-8)
+
+
+def weight_of_active(active: Any) -> Any:
+    """Weights of 0 for inactive agents, and of a mean of 1 over all replicas; () for one agent.
+
+    The mean of `weighted` values is their mean over the active agents.
+    """
+    if isinstance(active, tuple):
+        return ()
+    active = active.astype(jnp.float32)
+    return active / mean(jnp.mean(active))
+
+
+def weighted(x: jax.Array, weight: Any) -> jax.Array:
+    """`x` times its weight; as it is where there is none."""
+    return x if isinstance(weight, tuple) else x * weight

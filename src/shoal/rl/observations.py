@@ -4,13 +4,14 @@ Of an observation in parts, networks see what the agent sees itself; its mask go
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
 
 from shoal.envs.spaces import MASK, SEEN, Box, Dict, Observation, has_parts, parts
-from shoal.rl.normalise import Moments, init_moments, normalise, see
+from shoal.rl.normalise import Moments, init_moments, normalise, update_moments
 from shoal.rl.torso import Kind, as_image, choose_torso
 
 ObsMoments = Any  # a tree of Moments like the observation's, or Picture
@@ -48,14 +49,15 @@ def init_obs_moments(space: Observation, torso: str = "auto") -> ObsMoments:
     return _init_each(space) if kind == "mlp" else Picture(kind)
 
 
-def see_all(moments: ObsMoments, obs: Any) -> ObsMoments:
-    """`moments` after seeing `obs` of [steps, environments, ...] too."""
+def update_obs_moments(moments: ObsMoments, obs: Any, weight: Any = ()) -> ObsMoments:
+    """`moments` updated by `obs` of [steps, environments, ...], with a weight for each."""
     if isinstance(moments, Picture):
         return moments
-    return jax.tree.map(see, moments, own_part(obs), is_leaf=_is_moments)
+    update = partial(update_moments, weight=weight)
+    return jax.tree.map(update, moments, own_part(obs), is_leaf=_is_moments)
 
 
-def normalise_all(moments: ObsMoments, obs: Any) -> Any:
+def normalise_obs(moments: ObsMoments, obs: Any) -> Any:
     """Every observation but images and masks normalised."""
     if isinstance(moments, Picture):
         return obs

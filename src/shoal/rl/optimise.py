@@ -61,8 +61,10 @@ def clipped_adam(
 def clipped_rmsprop(
     rate: optax.ScalarOrSchedule, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """RMSProp on clipped gradients, as Mnih et al. (2016) have it."""
-    return _clipped(optax.rmsprop(rate, decay=0.99, eps=1e-5), max_grad_norm)
+    """RMSProp on clipped gradients (Mnih et al., 2016)."""
+    # Squares start at 1 as in TensorFlow: from 0 the first steps are up to ten times the rate.
+    rmsprop = optax.rmsprop(rate, decay=0.99, eps=1e-5, initial_scale=1.0)
+    return _clipped(rmsprop, max_grad_norm)
 
 
 def _clipped(rule: Any, norm: float) -> optax.GradientTransformation:

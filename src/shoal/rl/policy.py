@@ -51,8 +51,8 @@ def init_actor(key: jax.Array, sizes: Sequence[int], space: Action) -> Actor:
     assert_never(space)
 
 
-def policy(actor: Actor, features: jax.Array) -> Distribution:
-    """What `actor` does on seeing `features`."""
+def distribution(actor: Actor, features: jax.Array) -> Distribution:
+    """π(·|s) of `actor` for `features`."""
     match actor:
         case CategoricalActor(layers):
             return Categorical(mlp(layers, features))

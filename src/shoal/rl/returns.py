@@ -79,19 +79,20 @@ def discounted_return(
     return lax.scan(back, last_value, (reward_t, discount_t), reverse=True)[1]
 
 
-def past_return(
-    reward: jax.Array, discount: jax.Array, kept: jax.Array
+def running_returns(
+    reward_t: jax.Array, discount_t: jax.Array, carried: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """P_t = r_t + K_t, where K_{t+1} = γ_t P_t; returns the last K, to be `kept`, and all P.
+    """R_t = r_t + γ_{t-1} R_{t-1} for all t, after γ_t R_t of the last t, which is to be carried.
 
-    The rewards looked back on, discounted as they age: reward normalisation takes their scale.
+    The discounted sum of an episode's past rewards, whose std gives rewards their scale.
     """
 
-    def step(kept: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        past = at[0] + kept
-        return at[1] * past, past
+    def step(carried: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, discount = at
+        running = reward + carried
+        return discount * running, running
 
-    return jax.lax.scan(step, kept, (reward, discount))
+    return lax.scan(step, carried, (reward_t, discount_t))
 
 
 def n_step(

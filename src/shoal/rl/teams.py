@@ -13,7 +13,7 @@ from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
 from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
 from shoal.rl.nets import init_mlp, mlp
-from shoal.rl.policy import Actor, init_actor, policy
+from shoal.rl.policy import Actor, distribution, init_actor
 from shoal.rl.routing import Policy, Routes
 from shoal.rl.torso import check_flat
 
@@ -94,7 +94,7 @@ def init_member(
 def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution]:
     """What is remembered then, and what each agent does."""
     memory, seen = remember(params.memory, memory, shown.own, _never(shown.own))
-    return memory, _chances(params, seen, shown.mask)
+    return memory, _policy(params, seen, shown.mask)
 
 
 def play(
@@ -115,19 +115,19 @@ def play(
     return routes.join(action, 0), {name: kept for name, (kept, _) in made.items()}
 
 
-def reconsider(
-    params: Member, shown: Shown, memory: Any, fresh: Any
+def policy_and_value(
+    params: Member, shown: Shown, memory: Any, is_first: Any
 ) -> tuple[Distribution, jax.Array]:
-    """What each agent does and what the critic expects.
+    """Each agent's π(·|s), and V(s).
 
-    With memory these are pieces, [samples, steps, ...]: `memory` is what was remembered before
-    each, and `fresh` says which steps are the first of an episode.
+    With memory these are chunks, [samples, steps, ...]: `memory` is its state before each, and
+    `is_first` says which steps are the first of an episode.
     """
     seen = shown.own
     if params.memory:
-        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, fresh))
+        seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, is_first))
         seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
-    return _chances(params, seen, shown.mask), _value(params, seen, shown.world)
+    return _policy(params, seen, shown.mask), _value(params, seen, shown.world)
 
 
 def expect(
@@ -176,9 +176,9 @@ def _vector(x: jax.Array, axes: int) -> jax.Array:
     return x.astype(jnp.float32).reshape(*x.shape[:axes], -1)
 
 
-def _chances(params: Member, seen: jax.Array, mask: Any) -> Distribution:
-    chances = policy(params.actor, seen)
-    return chances if isinstance(mask, tuple) else masked(chances, mask)
+def _policy(params: Member, seen: jax.Array, mask: Any) -> Distribution:
+    pi = distribution(params.actor, seen)
+    return pi if isinstance(mask, tuple) else masked(pi, mask)
 
 
 def _value(params: Member, seen: jax.Array, world: Any) -> jax.Array:

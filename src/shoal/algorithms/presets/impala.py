@@ -8,7 +8,8 @@ from shoal.algorithms.presets.preset import Preset
 
 def _impala(ticks: int, envs: int, target: float, **settings: Any) -> Preset:
     """Ticks of 16 steps, the learning rate falling all the while."""
-    algorithm = IMPALA(**{"num_steps": 16, "learning_rate": 1e-3, "anneal_lr": True} | settings)
+    usual: dict[str, Any] = {"num_steps": 16, "learning_rate": 1e-3, "norm_reward": False}
+    algorithm = IMPALA(anneal_lr=True, **{**usual, **settings})
     return Preset(algorithm, envs=envs, ticks=ticks, target=target)
 
 
