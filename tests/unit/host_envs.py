@@ -40,7 +40,7 @@ def named(simulator, flat):
     count = len(leaves(space))
     obs, flat = tuple(flat[:count]), flat[count:]
     reward, terminated, truncated, *flat = flat
-    last_obs, (episode_return, episode_length) = tuple(flat[:count]), flat[count:]
+    last_obs, (episode_return, episode_length, *_) = tuple(flat[:count]), flat[count:]
     return {
         "obs": unflatten(space, obs),
         "reward": reward,
