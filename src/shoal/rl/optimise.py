@@ -62,7 +62,7 @@ def clipped_rmsprop(
     rate: optax.ScalarOrSchedule, max_grad_norm: float
 ) -> optax.GradientTransformation:
     """RMSProp on clipped gradients (Mnih et al., 2016)."""
-    # Squares start at 0 and are corrected for it, as Adam's are: uncorrected, the first steps are up
+    # Squares start at 0, corrected as in Adam: uncorrected, the first steps are up
     # to ten times the rate; from 1, as in TensorFlow, a short run is over before it has learnt.
     rmsprop = optax.rmsprop(rate, decay=0.99, eps=1e-5, bias_correction=True)
     return _clipped(rmsprop, max_grad_norm)
