@@ -23,7 +23,7 @@ from unit.toy_loop import (
     State,
     Toy,
     agreeing,
-    check_told,
+    check_error,
     line,
     move,
     moved,
@@ -63,7 +63,7 @@ from unit.toy_loop import (
     ids=["algorithm", "family", "backend", "stage", "setting"],
 )
 def test_an_unknown_name_comes_with_the_nearest_right_one(do, words):
-    error = check_told(UnknownNameError, do, *words)
+    error = check_error(UnknownNameError, do, *words)
     assert "Did you mean" in error.fix
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_environment_comes_with_the_nearest_right_one():
     def do():
         return shoal.train("ppo", "CartPol-v1")  # here: environment
 
-    check_told(
+    check_error(
         UnknownNameError, do, "environment `CartPol-v1`", "`CartPole-v1`", line("environment")
     )
 
@@ -83,7 +83,7 @@ def test_an_unknown_distribution_policy_comes_with_the_nearest_right_one():
     def do():
         return chosen_distribution(make_parser().parse_args(words))
 
-    check_told(UnknownNameError, do, "`single-lerner-coarse`", "mean `single-learner-coarse`?")
+    check_error(UnknownNameError, do, "`single-lerner-coarse`", "mean `single-learner-coarse`?")
 
 
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it():
@@ -105,7 +105,7 @@ def test_a_stage_that_no_fragment_holds():
     def do():
         return planned(plain, policy(Fragment("mover", ("move",))))
 
-    check_told(CutError, do, "stage `fit` is in no fragment of mine", line("fit"), ": mover.")
+    check_error(CutError, do, "stage `fit` is in no fragment of mine", line("fit"), ": mover.")
 
 
 def test_a_stage_that_two_fragments_hold():
@@ -114,7 +114,7 @@ def test_a_stage_that_two_fragments_hold():
     def do():
         return planned(plain, twice)
 
-    check_told(
+    check_error(
         CutError, do, "`move` is held by fragments `a` and `b`", line("move"), "one fragment only"
     )
 
@@ -124,7 +124,7 @@ def test_a_stage_that_two_fragments_hold():
 )
 def test_a_whole_batch_stage_that_is_replicated_without_a_mean(distribution):
     words = ["stage `fit`", "can't run as 2 replicas", line("fit"), "agree on `w`", "shoal.mean"]
-    check_told(CutError, lambda: planned(plain, distribution), *words)
+    check_error(CutError, lambda: planned(plain, distribution), *words)
     assert planned(agreeing, distribution)
 
 
@@ -148,7 +148,7 @@ def test_glue_that_mixes_environments_in_replicas_is_named_not_what_reads_it():
     def do():
         return planned(mixing, shoal.multi_learner(2))
 
-    check_told(CutError, do, "`sum` mixes environments", "`x`", line("mixes"), "shoal.mean")
+    check_error(CutError, do, "`sum` mixes environments", "`x`", line("mixes"), "shoal.mean")
 
 
 def test_replicas_that_do_not_divide_the_environments():
@@ -156,7 +156,7 @@ def test_replicas_that_do_not_divide_the_environments():
         return shoal.plan(traced(plain), shoal.single_learner_coarse(3), TWO_CPUS)  # here: three
 
     words = ["8 environments", "3 replicas of `actor`", line("three"), "2 or 4", "multiple of 3"]
-    check_told(CutError, do, *words)
+    check_error(CutError, do, *words)
 
 
 ON_GPU = policy(Fragment("all", (THE_REST,), on="gpu"))
@@ -212,7 +212,7 @@ ON_GPU = policy(Fragment("all", (THE_REST,), on="gpu"))
     ],
 )
 def test_a_setting_that_cannot_work(kind, do, words):
-    check_told(kind, do, *words)
+    check_error(kind, do, *words)
 
 
 # Keys
@@ -292,7 +292,7 @@ def on_policy_behind_a_cut_loop(state):
 )
 def test_a_lag_into_an_on_policy_stage(turn, distribution):
     words = ["stage `fit_on_policy` is on-policy", "lagged `w`", line("on-policy"), "lag=0"]
-    check_told(CutError, lambda: planned(turn, distribution), *words)
+    check_error(CutError, lambda: planned(turn, distribution), *words)
 
 
 def test_no_lag_into_an_on_policy_stage_is_fine_and_so_is_a_lag_into_another():

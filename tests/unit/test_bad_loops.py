@@ -15,7 +15,7 @@ from unit.toy_loop import (
     TWO_CPUS,
     State,
     Toy,
-    check_told,
+    check_error,
     fit,
     line,
     move,
@@ -59,7 +59,7 @@ def in_one_cond(state):
 
 def test_stages_of_several_fragments_inside_one_choice():
     words = ["`fit` and `move`", "inside one `cond`", "`learner` and `actor`", line("one cond")]
-    check_told(CutError, lambda: planned(in_one_cond, COARSE), *words, "jnp.where")
+    check_error(CutError, lambda: planned(in_one_cond, COARSE), *words, "jnp.where")
 
 
 @shoal.host(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -74,7 +74,7 @@ def host_in_cond(state):
 
 def test_a_host_stage_inside_a_choice():
     words = ["host stage `looked_up`", "inside `lax.cond`", line("host cond"), "from tick"]
-    check_told(TraceError, lambda: traced(host_in_cond), *words)
+    check_error(TraceError, lambda: traced(host_in_cond), *words)
 
 
 # Rows
@@ -103,14 +103,14 @@ def shared_by_position(state):
     ],
 )
 def test_a_stage_for_one_environment_that_gets_no_rows(turn, words):
-    check_told(TraceError, lambda: traced(turn), *words, "by keyword", "by position")
+    check_error(TraceError, lambda: traced(turn), *words, "by keyword", "by position")
 
 
 def test_a_stage_for_something_else():
     def do():
         return shoal.stage(per="agent")(plain)  # here: agent
 
-    check_told(TraceError, do, 'per="agent"', line("agent"), "Choose one")
+    check_error(TraceError, do, 'per="agent"', line("agent"), "Choose one")
 
 
 # Ticks
@@ -129,7 +129,7 @@ def test_a_tick_that_changes_what_is_carried(change, words):
     def do():
         return shoal.trace(Toy(lambda state: (change(state), {})), envs=8)
 
-    check_told(TraceError, do, *words, line("tick"), "init")
+    check_error(TraceError, do, *words, line("tick"), "init")
 
 
 def branching_on_a_number(state):
@@ -161,7 +161,7 @@ def multiplying_wrongly(state):
     ids=["pair", "number", "product"],
 )
 def test_a_tick_that_cannot_be_traced(turn, words):
-    check_told(TraceError, lambda: traced(turn), *words)
+    check_error(TraceError, lambda: traced(turn), *words)
 
 
 def test_python_that_branches_on_the_count_does_so_on_that_of_the_whole_loop():
@@ -178,7 +178,7 @@ class Broken:
 
 
 def test_an_algorithm_without_a_tick_or_with_an_init_that_fails():
-    check_told(
+    check_error(
         TraceError, lambda: shoal.trace(Broken(), envs=8), "Broken has no method `tick`", "init("
     )
 
@@ -186,4 +186,4 @@ def test_an_algorithm_without_a_tick_or_with_an_init_that_fails():
         tick = Toy.tick
 
     words = ["init can't be traced", "'NoneType' object has no attribute 'reset'", line("reset")]
-    check_told(TraceError, lambda: shoal.trace(Started(), envs=8), *words)
+    check_error(TraceError, lambda: shoal.trace(Started(), envs=8), *words)

@@ -33,7 +33,7 @@ from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.tracing.stage import path_name
 from shoal.tracing.trace import Origin
-from unit.toy_loop import Toy, check_told, plain
+from unit.toy_loop import Toy, check_error, plain
 
 VALUES = {
     "key": jax.random.key(3),
@@ -128,7 +128,7 @@ def test_whatever_file_is_cut_short_the_checkpoint_before_is_used(tmp_path, file
     assert read_newest(tmp_path, said.append).snapshot.tick == 2
     assert "3 can't be read" in said[0]
     (tmp_path / "2" / "told.json").unlink()
-    check_told(CheckpointError, lambda: read_newest(tmp_path, said.append), "none of the 2")
+    check_error(CheckpointError, lambda: read_newest(tmp_path, said.append), "none of the 2")
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def test_how_often_can_be_said_in_ticks(text, means):
 def test_how_often_can_be_said_in_seconds_and_nonsense_is_refused():
     assert pace("1.5s") == Pace(seconds=1.5)
     for text in ("", "s", "0", "-3", "-1s", "often", "nans"):
-        check_told(SettingError, lambda text=text: pace(text), "every", "60s")
+        check_error(SettingError, lambda text=text: pace(text), "every", "60s")
 
 
 def test_what_is_plain_can_be_made_again_from_json():

@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import TraceError
 from shoal.tracing.frozen import check_not_frozen, frozen_values
 from shoal.tracing.trace import Origin
-from unit.toy_loop import TWO_CPUS, Toy, check_told, line, plain
+from unit.toy_loop import TWO_CPUS, Toy, check_error, line, plain
 
 CONSTANT = np.random.default_rng(0).normal(size=3)
 
@@ -115,7 +115,7 @@ class Loop:
 @pytest.mark.parametrize("turn", FROZEN, ids=lambda turn: turn.__name__)
 def test_what_python_drew_is_found_with_its_line(turn):
     COUNTS[:] = range(20, 0, -1)
-    error = check_told(
+    error = check_error(
         TraceError, lambda: check_not_frozen(Origin(Loop(turn), None), 4), "tick", "jax.random"
     )
     assert error.where == line(FROZEN[turn]) if FROZEN[turn] else "test_frozen" in error.where
@@ -127,7 +127,7 @@ def test_a_number_that_init_drew_is_found():
             return jnp.zeros(()) + np.random.normal(), jnp.zeros(envs)  # here: drawn in init
 
     origin = Origin(Drawn(lambda w, x: (w, x)), None)
-    check_told(TraceError, lambda: check_not_frozen(origin, 4), "init", line("drawn in init"))
+    check_error(TraceError, lambda: check_not_frozen(origin, 4), "init", line("drawn in init"))
 
 
 def constants(w, x):
@@ -154,6 +154,6 @@ def test_two_traces_of_one_function_tell_all_that_differs():
 def test_training_and_planning_refuse_such_a_loop_before_anything_is_written(tmp_path):
     words = ["isn't the same when it is traced twice", line("drawn in tick")]
     train = lambda: shoal.train(Loop(in_tick), None, folder=tmp_path, cluster=TWO_CPUS)  # noqa: E731
-    check_told(TraceError, train, *words)
+    check_error(TraceError, train, *words)
     assert not [*tmp_path.iterdir()]
-    check_told(TraceError, lambda: shoal.verify(Loop(in_tick), None, cluster=TWO_CPUS), *words)
+    check_error(TraceError, lambda: shoal.verify(Loop(in_tick), None, cluster=TWO_CPUS), *words)

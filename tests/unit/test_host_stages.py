@@ -17,7 +17,7 @@ from unit.toy_loop import (
     TWO_CPUS,
     State,
     Toy,
-    check_told,
+    check_error,
     fit,
     fit_agreeing,
     line,
@@ -128,20 +128,20 @@ def host_for_each_agreeing(state):
     ],
 )
 def test_a_host_stage_inside_a_compiled_stage(turn, distribution, words):
-    check_told(
+    check_error(
         CutError, lambda: planned(turn, distribution), "host stage `halve`", line("halve"), *words
     )
 
 
 def test_a_host_stage_inside_a_stage_for_one_environment():
     words = ["host stage `halve`", "stage `move_and_halve`", line("calls a host"), "from tick"]
-    check_told(TraceError, lambda: traced(host_in_a_stage_for_one), *words)
+    check_error(TraceError, lambda: traced(host_in_a_stage_for_one), *words)
 
 
 @pytest.mark.parametrize("distribution", [BOTH_TWICE, shoal.multi_learner(2)])
 def test_a_whole_batch_host_stage_can_not_be_divided(distribution):
     words = ["stage `halve` sees the whole batch", "2 replicas", line("halve"), 'per="env"']
-    check_told(CutError, lambda: planned(host_between_stages, distribution), *words)
+    check_error(CutError, lambda: planned(host_between_stages, distribution), *words)
 
 
 @pytest.mark.parametrize("backend", ["inline", "threads"])
@@ -213,4 +213,4 @@ def test_a_host_stage_that_fails_or_breaks_its_promise(stage, words):
 
     plan = shoal.plan(shoal.trace(Toy(turn), envs=8), COARSE, TWO_CPUS)
     for backend in ("inline", "threads"):
-        check_told(RunError, lambda b=backend: shoal.run(plan, b, ticks=2), *words)
+        check_error(RunError, lambda b=backend: shoal.run(plan, b, ticks=2), *words)

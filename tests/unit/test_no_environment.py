@@ -13,7 +13,7 @@ import shoal
 from shoal.cli.main import main
 from shoal.errors import CutError, SettingError, TraceError
 from shoal.runs.job import env_steps_a_tick
-from unit.toy_loop import TWO_CPUS, check_told
+from unit.toy_loop import TWO_CPUS, check_error
 
 SUPERVISED = f"""{Path(__file__).resolve()}:Supervised"""
 
@@ -92,8 +92,8 @@ def test_the_command_line_needs_no_environment(tmp_path, monkeypatch, capsys):
 
 
 def test_an_environment_is_asked_for_where_one_is_needed(tmp_path):
-    check_told(SettingError, lambda: shoal.train("ppo", None), "PPO", "none is named")
-    check_told(
+    check_error(SettingError, lambda: shoal.train("ppo", None), "PPO", "none is named")
+    check_error(
         SettingError,
         lambda: shoal.train(Supervised(), None, evaluate=2, folder=tmp_path),
         "nothing to play",
@@ -170,7 +170,7 @@ def test_impala_with_inference_finds_them_too():
 def test_a_loop_that_steps_none_is_refused_with_what_the_policy_needs(name):
     graph = shoal.trace(OwnWorld(role=""), envs=8)
     words = [ROLES[name].name, "steps environments", 'role="env"', "_step_world", "fused"]
-    check_told(CutError, lambda: shoal.plan(graph, ROLES[name], TWO_CPUS), *words)
+    check_error(CutError, lambda: shoal.plan(graph, ROLES[name], TWO_CPUS), *words)
 
 
 def test_a_simulator_inside_another_stage_is_named():
@@ -184,7 +184,7 @@ def test_a_simulator_inside_another_stage_is_named():
 
     graph = shoal.trace(Inside(), envs=4)
     words = ["`step`", "can't leave stage `collect`", "from tick"]
-    check_told(CutError, lambda: shoal.plan(graph, shoal.environments(2), TWO_CPUS), *words)
+    check_error(CutError, lambda: shoal.plan(graph, shoal.environments(2), TWO_CPUS), *words)
 
 
 @shoal.stage(per="env", role="env")
@@ -203,8 +203,8 @@ def test_steps_are_counted_by_role():
 
 
 def test_a_role_that_no_policy_knows_is_refused():
-    check_told(TraceError, lambda: shoal.stage(role="simulator")(step), 'role="env"')
-    check_told(TraceError, lambda: shoal.host(lambda x: x, role="world")(step), 'role="env"')
+    check_error(TraceError, lambda: shoal.stage(role="simulator")(step), 'role="env"')
+    check_error(TraceError, lambda: shoal.host(lambda x: x, role="world")(step), 'role="env"')
 
 
 # What a loop may show
@@ -231,6 +231,6 @@ def test_a_metric_may_have_a_name_that_the_runtime_uses_too(name, lag, tmp_path)
 )
 def test_a_metric_that_a_row_says_itself_is_refused_before_anything_is_written(name, tmp_path):
     train = lambda: shoal.train(OwnWorld(shows=name), None, envs=8, folder=tmp_path)  # noqa: E731
-    error = check_told(TraceError, train, f"`{name}`", "metrics.jsonl", "another name")
+    error = check_error(TraceError, train, f"`{name}`", "metrics.jsonl", "another name")
     assert "test_no_environment.py" in error.where
     assert not [*tmp_path.iterdir()]

@@ -19,7 +19,7 @@ from unit.toy_loop import (
     TWO_CPUS,
     State,
     Toy,
-    check_told,
+    check_error,
     line,
     move,
     moved,
@@ -63,7 +63,7 @@ NAN_PLANS = {
 def test_nan_in_the_loss_stops_the_run_and_keeps_the_last_good_state(name, backend):
     plan = planned(sour, NAN_PLANS[name])
     words = ["`loss` is NaN at tick 5", "stage `fit_sourly`", line("sour"), "is kept"]
-    error = check_told(NotFiniteError, lambda: shoal.run(plan, backend, ticks=9), *words)
+    error = check_error(NotFiniteError, lambda: shoal.run(plan, backend, ticks=9), *words)
     assert error.tick == BAD_TICK
     check_same(error.state, shoal.run(plan, backend, ticks=BAD_TICK).values)
 
@@ -113,18 +113,18 @@ CUT_LOOP = policy(Fragment("a", ("move",), 2), Fragment("b", (THE_REST,), 2))
 def test_the_stage_at_fault_is_found_inside_loops_and_stages(turn, distribution, stage, place):
     words = ["is NaN at tick 5", f"stage `{stage}`", line(place)]
     plan = planned(turn, distribution)
-    check_told(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
+    check_error(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
 
 
 def test_nan_between_stages_is_told_with_its_line():
     words = ["is NaN at tick 5", "`sqrt` between stages", line("sour glue")]
-    check_told(NotFiniteError, lambda: shoal.run(planned(sour_in_glue, COARSE), ticks=9), *words)
+    check_error(NotFiniteError, lambda: shoal.run(planned(sour_in_glue, COARSE), ticks=9), *words)
 
 
 def test_the_last_good_state_lies_in_the_run_folder(tmp_path):
     how = {"ticks": 9, "envs": 8, "seed": 3, "cluster": TWO_CPUS}
     how |= {"folder": tmp_path, "name": "mine"}
-    check_told(NotFiniteError, lambda: shoal.train(Toy(sour), None, LAGGED, **how), "tick 5")
+    check_error(NotFiniteError, lambda: shoal.train(Toy(sour), None, LAGGED, **how), "tick 5")
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert (summary["status"], summary["ticks"]) == ("failed", BAD_TICK)
     assert "fit_sourly" in summary["error"]
@@ -170,7 +170,7 @@ def test_a_nan_is_found_among_infinities_that_are_meant():
 
     words = ["`loss` is NaN at tick 5", "stage `fit_sourly`", line("sour")]
     plan = planned(sour_beside, COARSE)
-    check_told(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
+    check_error(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
 
 
 def test_returns_without_bound_are_told_as_json(tmp_path):

@@ -9,7 +9,7 @@ from matrix.cells import TRIED
 from shoal.algorithms import ALGORITHMS
 from shoal.errors import CheckpointError, SettingError
 from shoal.runs.playing import Agent
-from unit.toy_loop import check_told
+from unit.toy_loop import check_error
 
 pytest.importorskip("gymnax")
 
@@ -67,12 +67,12 @@ def test_a_checkpoint_is_loaded_as_well_and_so_is_the_best(run):
 
 def test_what_can_not_act_is_told(run, tmp_path):
     agent = shoal.load(run)
-    check_told(SettingError, lambda: agent.act(np.zeros(3)), "not [3]", "first axis")
-    check_told(SettingError, lambda: agent.act(np.zeros((2, 2, 4))), "not [2, 2, 4]")
-    check_told(SettingError, lambda: shoal.load(tmp_path), "no run")
-    check_told(SettingError, lambda: shoal.load(run, "worst"), "newest, best")
+    check_error(SettingError, lambda: agent.act(np.zeros(3)), "not [3]", "first axis")
+    check_error(SettingError, lambda: agent.act(np.zeros((2, 2, 4))), "not [2, 2, 4]")
+    check_error(SettingError, lambda: shoal.load(tmp_path), "no run")
+    check_error(SettingError, lambda: shoal.load(run, "worst"), "newest, best")
     (tmp_path / "run.json").write_text((run / "run.json").read_text())
-    check_told(CheckpointError, lambda: shoal.load(tmp_path), "no checkpoint yet")
+    check_error(CheckpointError, lambda: shoal.load(tmp_path), "no checkpoint yet")
 
 
 @pytest.mark.slow
@@ -99,4 +99,4 @@ def test_a_team_that_remembers_acts_and_is_evaluated(tmp_path):
     one = jax.tree.map(lambda x: x[0], obs)
     assert (agent.act(one)["dog"] == actions["dog"][0]).all()
     assert jax.tree.leaves(memory)[0].shape[0] == 3
-    check_told(SettingError, lambda: agent.act(one["dog"]), "an observation of herd is")
+    check_error(SettingError, lambda: agent.act(one["dog"]), "an observation of herd is")

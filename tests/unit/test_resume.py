@@ -20,7 +20,7 @@ from shoal.planning.channel_specs import ADMITTED
 from shoal.runs.checkpoints import read_newest, read_record, ticks_in
 from shoal.runs.folder import locked
 from shoal.runtime.debug.verify import difference
-from unit.toy_loop import Toy, agreeing, check_told, plain
+from unit.toy_loop import Toy, agreeing, check_error, plain
 
 COARSE, LAGGED = shoal.single_learner_coarse(2), shoal.single_learner_coarse(2, lag=1)
 HALF, TICKS = 4, 9
@@ -115,7 +115,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     whole = train(tmp_path, "whole", COARSE)
     part = train(tmp_path, "part", COARSE, HALF).folder
     subprocess.run(["rm", "-r", part / "checkpoints"], check=True)
-    check_told(SettingError, lambda: resume(part, ticks=TICKS), "no folder `checkpoints`")
+    check_error(SettingError, lambda: resume(part, ticks=TICKS), "no folder `checkpoints`")
     (part / "checkpoints").mkdir()
     said = []
     resume(part, ticks=TICKS, announce=said.append)
@@ -143,30 +143,30 @@ def damage(checkpoint):
 
 
 def test_what_can_not_be_gone_on_with_is_told(tmp_path):
-    check_told(SettingError, lambda: resume(tmp_path / "nowhere"), "no run", "run.json")
+    check_error(SettingError, lambda: resume(tmp_path / "nowhere"), "no run", "run.json")
     run = train(tmp_path, "run", COARSE, HALF).folder
-    check_told(SettingError, lambda: resume(run), "has done 4 of 4 ticks", "--ticks")
+    check_error(SettingError, lambda: resume(run), "has done 4 of 4 ticks", "--ticks")
     with locked(run):
-        check_told(SettingError, lambda: resume(run, ticks=9), "still running", str(os.getpid()))
+        check_error(SettingError, lambda: resume(run, ticks=9), "still running", str(os.getpid()))
     other = Toy(plain)
-    check_told(
+    check_error(
         SettingError, lambda: resume(run, algorithm=other, ticks=9), "a run of Chase, not of"
     )
     told = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(told | {"envs": 4}))
-    check_told(CheckpointError, lambda: resume(run, ticks=9), "`keys`", "number of environments")
+    check_error(CheckpointError, lambda: resume(run, ticks=9), "`keys`", "number of environments")
     damage(run / "checkpoints" / str(HALF))
-    check_told(CheckpointError, lambda: resume(run, ticks=9), "none of the 1 checkpoints")
+    check_error(CheckpointError, lambda: resume(run, ticks=9), "none of the 1 checkpoints")
 
 
 def test_a_checkpoint_of_another_loop_is_refused(tmp_path):
     run = train(tmp_path, "run", shoal.fused(), HALF).folder
     told = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(told | {"algorithm": {"unknown": "Chase"}}))
-    check_told(SettingError, lambda: resume(run, ticks=9), "JSON can't describe", "algorithm=...")
+    check_error(SettingError, lambda: resume(run, ticks=9), "JSON can't describe", "algorithm=...")
     again = Toy(agreeing)
     words = ["of another loop than toy", "has no `age`"]
-    check_told(CheckpointError, lambda: resume(run, algorithm=again, ticks=9), *words)
+    check_error(CheckpointError, lambda: resume(run, algorithm=again, ticks=9), *words)
 
 
 COMMAND = """

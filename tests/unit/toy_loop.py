@@ -31,7 +31,7 @@ def line(mark):
     return found
 
 
-def check_told(kind, do, *words):
+def check_error(kind, do, *words):
     """`do` fails with an error of this very kind, and its message has all these words."""
     with pytest.raises(shoal.ShoalError) as caught:
         do()
