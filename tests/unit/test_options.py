@@ -53,7 +53,7 @@ def test_an_unknown_keyword_is_answered_with_the_right_word(tmp_path, do, name, 
         "checkpoint_every": ["infs", "nans", 0, -1, 1.5, "", "1e999s", None.__class__],
         "name": ["..", ".", "", " ", "a/b", "/abs", "a\nb", "\0", "x" * 300, "-x", "a ", "ü" * 150],
         "cluster": ["here", 4],
-        "folder": [5],
+        "folder": [5, "a\0b", "/dev/null/x"],
     }.items(),
 )
 def test_a_value_that_cannot_be_meant_is_refused_and_nothing_is_written(tmp_path, name, values):

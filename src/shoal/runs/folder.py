@@ -68,9 +68,10 @@ def new_folder(root: Path, name: str | None, title: str) -> Path:
                 f"Continue it with `shoal resume {folder}`, choose another name, or remove it.",
             )
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise SettingError(
-            f"can't make a folder for the run in {root}: {error.strerror}",
+            f"can't make a folder for the run in {root}: {why}",
             "Give --folder a directory that you may write to.",
         ) from error
     return folder
