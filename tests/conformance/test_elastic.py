@@ -17,7 +17,7 @@ from shoal.planning.policy import Fragment
 from shoal.runs.folder import write_json
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.recovery import RecoveryPolicy
-from shoal.runtime.cluster.replica_set import ReplicaSet, ScaleAction
+from shoal.runtime.cluster.restarting import starting_workers
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.run import RunCallbacks
 
@@ -33,7 +33,7 @@ class Crowded:
 
     def see(self, tick, metrics):
         self.ticks.append(tick)
-        if not self.counts and "worker actor[1] has come" in self.said:
+        if not self.counts and "worker actor[1] has started" in self.said:
             raise Enough
 
     def stand(self, standing):
@@ -67,7 +67,7 @@ def test_replicas_come_and_go_while_the_others_go_on(machines):
     ]  # fmt: skip
     ticks = [tick for tick, _ in reached]
     assert ticks == sorted(set(ticks)), "ticks went on between all changes"
-    assert "actor: 1 replicas, as was asked" in crowded.said
+    assert "actor: scaling to 1 replicas" in crowded.said
 
 
 def drawn(actors, machines=ONE):
@@ -80,30 +80,12 @@ def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
     plan = drawn((2, 4), machines)
     assert plan.starting("actor") == first
     assert f"2 to 4, first {first}" in str(plan)
-    assert roster_of(plan).present == {*range(first), 4}
+    assert first_of(plan) == {*range(first), 4}
 
 
-def roster_of(plan):
+def first_of(plan):
     programs = {f.name: write_program(plan, f.name) for f in plan.distribution.fragments}
-    return ReplicaSet(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).seats)
-
-
-def test_who_comes_and_goes_is_decided_within_the_bounds():
-    roster = roster_of(drawn((2, 4)))
-    assert list(roster.changes()) == []
-    assert list(roster.want({"actor": 9, "learner": 2})) == [
-        "actor: 4 replicas, as was asked",
-        "`learner` has a fixed number of replicas, and stays as it is",
-    ]
-    assert list(roster.changes()) == [ScaleAction(2, comes=True), ScaleAction(3, comes=True)]
-    roster.present |= {2, 3}
-    assert roster.can_spare(3)
-    assert list(roster.want({"actor": 0})) == ["actor: 2 replicas, as was asked"]
-    assert list(roster.changes()) == [ScaleAction(2, comes=False), ScaleAction(3, comes=False)]
-    roster.leaving |= {2, 3}
-    assert list(roster.changes()) == []
-    roster.leave([2, 3])
-    assert not roster.can_spare(1)
+    return starting_workers(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).seats)
 
 
 def test_replicas_that_others_wait_for_can_not_come_and_go():
@@ -123,7 +105,7 @@ def test_bounds_are_in_order():
 
 def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 3})
-    write_json(tmp_path / "run.json", {"elastic": {"actor": [2, 4]}})
+    write_json(tmp_path / "run.json", {"backend": "processes", "elastic": {"actor": [2, 4]}})
     assert main(["scale", str(tmp_path), "actors=3"]) == 2
     assert "isn't going on" in capsys.readouterr().err
     write_json(tmp_path / "status.json", {"at": 0, "workers": {}})

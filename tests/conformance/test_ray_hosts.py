@@ -41,7 +41,7 @@ class Hosts:
         self.ticks.append(tick)
         if self.joined is None:
             self.joined = self.nodes.add_node(num_cpus=1)
-        if "worker actor[1] has come" in self.said and not self.left:
+        if "worker actor[1] has started" in self.said and not self.left:
             self.left = True
             self.nodes.remove_node(self.joined)
         if self.losses and not self.losses[-1].is_new:

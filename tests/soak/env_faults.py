@@ -89,7 +89,7 @@ def outcome(fault: str, backend: str, flow: str) -> tuple[str, float, list[int],
         words = [sys.executable, "-m", "soak.env_faults", "one", fault, backend, flow, folder]
         driver = subprocess.Popen(words, cwd=TESTS, stdout=subprocess.DEVNULL)
         with suppress(subprocess.TimeoutExpired):
-            driver.wait(60)
+            driver.wait(120)
         code = driver.poll()
         driver.kill()
         ended = time.time()

@@ -19,6 +19,7 @@ from shoal.runs.job import EVERY, KEEP
 from shoal.runs.recipes import load_file
 from shoal.runs.training import find_preset
 from shoal.runs.trust import code_of_env, quoted
+from shoal.runtime.run import BACKENDS
 
 NONE = "none"  # the environment of a loop that has none
 MEANS = {
@@ -178,7 +179,8 @@ def chosen_cluster(options: argparse.Namespace) -> dict[str, Any]:
         "restarts": options.restarts,
         "step_timeout": options.step_timeout,
     }
-    if said["address"] and options.backend != "ray":
+    has_cluster = options.backend in BACKENDS and BACKENDS[options.backend].find_cluster
+    if said["address"] and not has_cluster:
         raise SettingError(
             f"--address {said['address']} is of a Ray cluster, and the backend isn't `ray`",
             "Add --backend ray.",

@@ -38,13 +38,13 @@ from shoal.runs.records import (
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
 from shoal.runtime.cluster.recovery import RecoveryPolicy
-from shoal.runtime.cluster.supervisor import WorkerFailure
+from shoal.runtime.cluster.restarting import WorkerFailure
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import Say, listening
 from shoal.runtime.net.codec import total
-from shoal.runtime.run import Result, RunCallbacks
+from shoal.runtime.run import BACKENDS, Result, RunCallbacks
 from shoal.signals import owned
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> RunFile:
         "distribution": _recipe(drawn.distribution, None),
         "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
         "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
-        "restarts": how.get("restarts", RESTARTS if how.get("backend") == "ray" else 0),
+        "restarts": how.get("restarts", BACKENDS[how.get("backend", "threads")].restarts),
         "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
         "step_timeout": how.get("step_timeout"),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},

@@ -17,7 +17,7 @@ from shoal.runs.checkpoints import ticks_in
 from shoal.runs.disk import free, megabytes, size_of
 from shoal.runs.folder import is_locked, read_run, write_json
 from shoal.runtime.logs import Say
-from shoal.runtime.run import Statuses
+from shoal.runtime.run import BACKENDS, Statuses
 from shoal.shapes import Index, Seconds, ShapeError, Steps, read_json, why_unreadable
 
 FILE, WANTED = "status.json", "scale.json"
@@ -126,12 +126,14 @@ def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
     The request is a file in the run's folder: write access to the folder is what allows it.
     """
     summary, status = read_status(folder)
-    if summary["status"] != "running" or status is None:
+    run = read_run(folder) if status else {}
+    backend = BACKENDS.get(run.get("backend", ""))
+    if summary["status"] != "running" or backend is None or not backend.scales:
         raise SettingError(
             f"the run in {folder} isn't running in processes of its own",
             "Only a run of the backends `processes` and `ray` can have more or fewer replicas.",
         )
-    elastic = read_run(folder).get("elastic", {})
+    elastic = run.get("elastic", {})
     counts = {n if n in elastic else n.removesuffix("s"): count for n, count in counts.items()}
     for name, count in counts.items():
         if name not in elastic:

@@ -29,7 +29,7 @@ from shoal.runs.options import TrainOptions, check_options, shown, with_options
 from shoal.runs.records import check_metrics
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan
-from shoal.runtime.run import check_backend, check_step_timeout, fresh_start, load_ray
+from shoal.runtime.run import BACKENDS, check_backend, check_step_timeout, fresh_start
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
@@ -61,8 +61,9 @@ def check_devices(distribution: DistributionPolicy, machine: Cluster) -> Cluster
 
 def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
     """The cluster that a run is to use, where one is said or the backend has its own."""
-    if how.get("backend") == "ray" and how.get("cluster") is None:
-        return load_ray().ray_cluster(how.get("address", ""))
+    find_cluster = BACKENDS[check_backend(how.get("backend", "threads"))].find_cluster
+    if find_cluster is not None and how.get("cluster") is None:
+        return find_cluster(how.get("address", ""))
     return how.get("cluster")
 
 

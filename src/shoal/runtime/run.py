@@ -23,10 +23,12 @@ from shoal.errors import (
     user_place,
 )
 from shoal.graph.ir import Graph
+from shoal.planning.cluster import Cluster
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
-from shoal.runtime.cluster.driver import ProcessRun, processes
-from shoal.runtime.cluster.supervisor import RestartPolicy
+from shoal.planning.segments import Program
+from shoal.runtime.cluster.driver import run_on_processes
+from shoal.runtime.cluster.restarting import RestartPolicy
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.local_run import Inline, LocalRun, Threaded
@@ -39,10 +41,6 @@ from shoal.runtime.net.codec import Sent
 from shoal.signals import SignalOwner, owned
 
 
-def _on_ray(*plan: Any) -> RunHandle:
-    return load_ray().on_ray(*plan)
-
-
 def load_ray() -> Any:
     """The module that knows Ray, if Ray is installed."""
     try:
@@ -53,11 +51,35 @@ def load_ray() -> Any:
         raise MissingExtraError("ray", "ray") from error
 
 
-BACKENDS: dict[str, Callable[..., RunHandle]] = {
-    "inline": lambda *plan: Inline(LocalRun(*plan)),
-    "threads": lambda *plan: Threaded(LocalRun(*plan)),
-    "processes": processes,
-    "ray": _on_ray,
+Start = Callable[[Plan, list[Program], Snapshot, RestartPolicy], "RunHandle"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run plans: all that differs between backends."""
+
+    start: Start
+    # Whether a plan of one program runs in workers, rather than fused in the caller's process.
+    is_apart: Callable[[Plan, str], bool] = lambda plan, fragment: False
+    ends_steps: bool = True  # whether a step that takes too long can be ended
+    scales: bool = False  # whether replicas may come and go
+    restarts: int = 0  # unless said otherwise
+    find_cluster: Callable[[str], Cluster] | None = None  # the one at an address, or at hand
+
+
+BACKENDS = {
+    "inline": Backend(lambda *run, **_: Inline(LocalRun(*run[:3])), ends_steps=False),
+    "threads": Backend(lambda *run: Threaded(LocalRun(*run[:3]))),
+    "processes": Backend(
+        run_on_processes, lambda plan, fragment: plan.distribution.ends(fragment) > 1, scales=True
+    ),
+    "ray": Backend(
+        lambda *run: load_ray().run_on_ray(*run),
+        lambda plan, fragment: True,
+        scales=True,
+        restarts=3,
+        find_cluster=lambda address: load_ray().ray_cluster(address),
+    ),
 }
 PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
 HUNG_STEP_TIMEOUT_S = 60.0  # after which a stage in Python that hasn't returned is reported
@@ -74,9 +96,9 @@ class RunCallbacks:
     ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
     it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
     observers have made of a tick's values, when they have. `stand` may ask now and then how
-    workers of their own processes are. What they raise stops the run. `mending` says how workers
-    that are lost are replaced, if they can be while the others go on; `scale`, how many replicas
-    there are to be of fragments whose replicas come and go, where that is said.
+    workers are. What they raise stops the run. `restart_policy` says how workers that are lost
+    restart, if they can while the others continue; `scale`, how many replicas there are to be of
+    elastic fragments, where that is said.
     """
 
     see: Watch
@@ -84,7 +106,7 @@ class RunCallbacks:
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
     stand: Callable[[Statuses], None] = lambda statuses: None
-    mending: RestartPolicy = field(default_factory=RestartPolicy)
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
     say: Say = lambda line: None  # reports what the owner should know
     step_timeout: float | None = None  # seconds that one call of a stage in Python may take
@@ -140,6 +162,14 @@ class RunHandle(Protocol):
         """Count a worker as lost, with this error."""
         ...
 
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """Have so many replicas of elastic fragments."""
+        ...
+
+    def sent(self) -> Mapping[str, Sent]:
+        """What was sent between hosts, by channel."""
+        ...
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that the limit asks for, if it is there; each is given once."""
         ...
@@ -179,7 +209,8 @@ def run(
         if owner.requested:
             return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
         began, begun = time.perf_counter(), start.tick
-        going, limit = make_run(plan, backend, start), Limit(ticks, begun)
+        limit = Limit(ticks, begun)
+        going = make_run(plan, backend, start, watching.restart_policy)
         del start
         with owner.saving():
             return _run(plan.graph, going, limit, watching, _Clock(owner, begun, began))
@@ -207,14 +238,12 @@ def _run(
     ticks, begun = limit.ticks, clock.tick
     clock.first = clock.last = clock.began
     _ask(limit, watching.due(begun))
-    if isinstance(going, ProcessRun):
-        going.mend(watching.mending)
     going.start(limit)
     try:
         for tick in _watched(going, limit, watching, clock):
             clock.see(tick)
         end = going.final()
-        sent = going.sent() if isinstance(going, ProcessRun) else {}
+        sent = going.sent()
     except Failure as failure:
         raise explain(failure) from failure.error
     except BaseException:
@@ -267,23 +296,21 @@ def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
             "a step timeout is set, and no stage of this loop runs in Python",
             "Leave it out: what is compiled can't be ended in the middle.",
         )
-    if backend == "inline":
+    if not BACKENDS[backend].ends_steps:
         raise SettingError(
-            "a step timeout is set, and the backend `inline` runs steps on the caller's thread",
+            f"a step timeout is set, and the backend `{backend}` runs steps on the caller's thread",
             "Use threads, processes or ray, whose steps can be watched.",
         )
 
 
-def make_run(plan: Plan, backend: str, start: Snapshot) -> RunHandle:
-    """Everything that a run needs, ready to start: one program, or pieces."""
+def make_run(plan: Plan, backend: str, start: Snapshot, policy: RestartPolicy) -> RunHandle:
+    """Everything that a run needs, ready to start: one program, or workers."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
-    apart = backend == "ray" or (
-        backend == "processes" and plan.distribution.ends(one.fragment) > 1
-    )
+    apart = BACKENDS[backend].is_apart(plan, one.fragment)
     if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
         return FusedRun(plan, one, start)
-    return BACKENDS[backend](plan, programs, start)
+    return BACKENDS[backend].start(plan, programs, start, policy)
 
 
 def _watched(
@@ -314,7 +341,6 @@ def _watched(
         if more:
             watching.stand(going.statuses)
             steps.look(going)
-        if more and isinstance(going, ProcessRun):
             going.scale(watching.scale())
         asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
 

@@ -98,7 +98,9 @@ class HostAgent:
         addresses = tuple(door.getsockname()[:2] for door in self._doors)
         return Doors(addresses, tuple(f"{host}:{free_port(host)}" for _ in range(workers)))
 
-    def start(self, hires: list[ProcessSpec], given: Mapping[str, np.ndarray], ticks: int) -> None:
+    def start(
+        self, hires: Sequence[ProcessSpec], given: Mapping[str, np.ndarray], ticks: int
+    ) -> None:
         """Start workers, from what they carry at first, to go on up to `ticks`."""
         join_fences()
         for name, x in self._board.read(START).items():
@@ -330,7 +332,7 @@ def free_port(host: str = LOOPBACK) -> int:
         return probe.getsockname()[1]
 
 
-def share_cores(hires: list[ProcessSpec]) -> list[tuple[int, ...]]:
+def share_cores(hires: Sequence[ProcessSpec]) -> list[tuple[int, ...]]:
     """The cores of each process: one for each of many alike, what is left for the others.
 
     Where there are fewer cores than processes, those that are alone may use all; so may those that

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
 from shoal.runtime.cluster.machine import check_memory
+
+T = TypeVar("T")
+Command = Callable[[HostAgent], T]  # runs where the agent is
 
 
 class Wanted(NamedTuple):
@@ -20,29 +25,29 @@ class Wanted(NamedTuple):
 
 
 class Hosts(Protocol):
-    """The hosts of a run, as their driver reaches them."""
+    """The agents of a run's hosts."""
 
     grows: bool  # whether hosts may come and go
-    loose: set[int]  # sites that can be done without: if one is lost, it answers None
+    optional: set[int]  # agents that may be lost: they answer None then
 
-    def open(self, board: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Make a site on each host that is wanted."""
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Start an agent on each host that is wanted."""
         ...
 
     def add(self, host: str) -> int | None:
-        """A site for one more worker, on that host or another; None if none has room."""
+        """The agent for one more worker, on that host or another; None if none has room."""
         ...
 
-    def drop(self, site: int) -> None:
-        """Give back a site that was added, once its worker has ended."""
+    def drop(self, agent: int) -> None:
+        """Release an agent that was added, once its worker has ended."""
         ...
 
-    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
-        """Let each site do something, each with its own arguments; what they answer."""
+    def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
+        """Let each agent run its command, all at the same time; what they answer."""
         ...
 
-    def one(self, site: int, does: str, *args: Any) -> Any:
-        """Let one site do something; what it answers."""
+    def one(self, agent: int, command: Command[T]) -> T:
+        """Let one agent run a command; what it answers."""
         ...
 
     def end(self, grace: float) -> None:
@@ -50,49 +55,107 @@ class Hosts(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back, whatever has happened."""
+        """Release everything, whatever has happened."""
         ...
+
+
+class WorkerHosts:
+    """Which agent has which workers of a run, and commands to the agents."""
+
+    def __init__(self, hosts: Hosts, held: Sequence[Sequence[int]]) -> None:
+        self._hosts, self._held = hosts, [list(numbers) for numbers in held]
+
+    @property
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each agent."""
+        return tuple(tuple(numbers) for numbers in self._held)
+
+    def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
+        """Let each agent run its command; None from those that are gone."""
+        return self._hosts.run(commands)
+
+    def each(self, command: Command[T]) -> list[T]:
+        """Let each agent run a command; what those answer that are there."""
+        return [x for x in self._hosts.run([command] * len(self._held)) if x is not None]
+
+    def of(self, number: int, command: Command[T]) -> T:
+        """Let the agent of a worker run a command; what it answers."""
+        return self._hosts.one(self._agent(number), command)
+
+    def _agent(self, number: int) -> int:
+        return next(i for i, held in enumerate(self._held) if number in held)
+
+    def place(self, number: int, host: str, given: Mapping[str, np.ndarray], ticks: int) -> bool:
+        """Find room for a worker, on that host or another; whether there is some."""
+        agent = self._hosts.add(host)
+        if agent is None:
+            return False
+        if agent == len(self._held):
+            self._held.append([])
+            self._hosts.one(agent, lambda one: one.start([], given, ticks))
+            self._hosts.optional.add(agent)
+        for held in self._held:
+            held[:] = [n for n in held if n != number]
+        self._held[agent].append(number)
+        return True
+
+    def remove(self, number: int) -> None:
+        """Release the room of a worker that has ended."""
+        self._hosts.drop(self._agent(number))
+
+    def lose(self, agent: int) -> tuple[int, ...]:
+        """Forget a host that is gone; the workers that it had."""
+        lost, self._held[agent] = tuple(self._held[agent]), []
+        return lost
+
+    def end(self, grace: float) -> None:
+        """End all workers, after a grace period by force; what they kept can still be had."""
+        self._hosts.end(grace)
+
+    def close(self) -> None:
+        """Release everything, whatever has happened."""
+        self._hosts.close()
 
 
 class LocalHosts:
     """All workers on this host, whatever hosts the plan speaks of."""
 
     def __init__(self) -> None:
-        self._sites: list[HostAgent] = []
-        self._hosts: list[str] = []
-        self.grows, self.loose = False, set[int]()
+        self._agents: list[HostAgent] = []
+        self._names: list[str] = []
+        self.grows, self.optional = False, set[int]()
 
-    def open(self, board: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Make the sites; they are apart, as if they were on different hosts."""
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Make the agents; they are apart, as if they were on different hosts."""
         check_memory(size * len(wanted))
-        self._sites = [HostAgent(board, size) for _ in wanted]
-        self._hosts = [one.host for one in wanted]
+        self._agents = [HostAgent(layout, size) for _ in wanted]
+        self._names = [one.host for one in wanted]
         return [
-            site.open(one.doors, one.workers) for site, one in zip(self._sites, wanted, strict=True)
+            agent.open(one.doors, one.workers)
+            for agent, one in zip(self._agents, wanted, strict=True)
         ]
 
     def add(self, host: str) -> int | None:
-        """The site of that host; this machine has room for one more."""
-        return self._hosts.index(host) if host in self._hosts else 0
+        """The agent of that host; this machine has room for one more."""
+        return self._names.index(host) if host in self._names else 0
 
-    def drop(self, site: int) -> None:
+    def drop(self, agent: int) -> None:
         """Others may be there still."""
 
-    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
-        """Let one site after the other do it."""
-        own = zip(*args, strict=True) if args else ((),) * len(self._sites)
-        return [getattr(site, does)(*given) for site, given in zip(self._sites, own, strict=True)]
+    def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
+        """Let one agent after the other run its command."""
+        return [command(agent) for command, agent in zip(commands, self._agents, strict=True)]
 
-    def one(self, site: int, does: str, *args: Any) -> Any:
-        """Let one site do something."""
-        return getattr(self._sites[site], does)(*args)
+    def one(self, agent: int, command: Command[T]) -> T:
+        """Let one agent run a command."""
+        return command(self._agents[agent])
 
     def end(self, grace: float) -> None:
         """End all workers."""
-        for site in self._sites:
-            site.halt()
-        for site in self._sites:
-            site.close(grace)
+        for agent in self._agents:
+            agent.halt()
+        for agent in self._agents:
+            agent.close(grace)
 
     def close(self) -> None:
         """End all workers; their memory is freed with the run."""

@@ -29,9 +29,9 @@ from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.driver import ProcessRun
 from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
-from shoal.runtime.cluster.hosts import Wanted
+from shoal.runtime.cluster.hosts import Command, T, Wanted
 from shoal.runtime.cluster.machine import check_memory
-from shoal.runtime.cluster.replica_set import ReplicaSet
+from shoal.runtime.cluster.restarting import RestartPolicy, starting_workers
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import listener, listening
 
@@ -173,23 +173,23 @@ def _nodes() -> dict[str, dict[str, Any]]:
 
 
 class RayHostActor:
-    """A site on its host, and what its workers say until the driver hears it."""
+    """An agent on its host, and what its workers say until the driver hears it."""
 
-    def __init__(self, board: ControlLayout, size: int) -> None:
+    def __init__(self, layout: ControlLayout, size: int) -> None:
         self._said: list[str] = []
-        self._site = HostAgent(board, check_memory(size))
+        self._agent = HostAgent(layout, check_memory(size))
 
-    def do(self, does: str, *args: Any) -> tuple[Any, list[str]]:
-        """Let the site do something; what it answers, and what was said meanwhile."""
+    def run(self, command: Command[T]) -> tuple[T, list[str]]:
+        """Run a command; what it answers, and what workers have printed meanwhile."""
         with listening(self._said.append):
-            answer = getattr(self._site, does)(*args)
+            answer = command(self._agent)
         said = self._said[:]
         del self._said[: len(said)]
         return answer, said
 
     def open(self, doors: int, workers: int) -> Doors:
         """Make doors at the address by which Ray knows this host."""
-        return self._site.open(doors, workers, get_node_ip_address())
+        return self._agent.open(doors, workers, get_node_ip_address())
 
 
 class RayHosts:
@@ -197,27 +197,27 @@ class RayHosts:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._posts: list[Any] = []
+        self._actors: list[Any] = []
         self._first = 0  # how many of them there were from the start
         self._layout: tuple[Any, ...] = ()
         self._group: Any = None
         self._gone: set[int] = set()
-        self.grows, self.loose = True, set[int]()
-        self._coming: tuple[Any, Any] | None = None  # a site that is to be added, and its answer
+        self.grows, self.optional = True, set[int]()
+        self._coming: tuple[Any, Any] | None = None  # an agent that is to be added, and its answer
         self._looked = 0.0
 
-    def open(self, board: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Reserve what each host is to give, all or nothing, and start a site on each."""
-        self._layout = board, size
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
+        """Reserve what each host is to give, all or nothing, and start an agent on each."""
+        self._layout = layout, size
         try:
-            return self._opened(board, size, wanted, _nodes())
+            return self._opened(layout, size, wanted, _nodes())
         except BaseException:
             self.close()  # what is reserved would stay so
             raise
 
     def _opened(
         self,
-        board: ControlLayout,
+        layout: ControlLayout,
         size: int,
         wanted: Sequence[Wanted],
         nodes: dict[str, dict[str, Any]],
@@ -229,49 +229,48 @@ class RayHosts:
         _await(self._group, wanted, nodes)
         make = ray.remote(RayHostActor)
         self._names, self._first = [one.host for one in wanted], len(wanted)
-        self._posts = [
+        self._actors = [
             make.options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0.0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
-            ).remote(board, size)
+            ).remote(layout, size)
             for i, bundle in enumerate(bundles)
         ]
         calls = [
-            post.open.remote(one.doors, one.workers)
-            for post, one in zip(self._posts, wanted, strict=True)
+            actor.open.remote(one.doors, one.workers)
+            for actor, one in zip(self._actors, wanted, strict=True)
         ]
         return [self._answer(i, call, LOADING) for i, call in enumerate(calls)]
 
-    def each(self, does: str, *args: Sequence[Any]) -> list[Any]:
-        """Let all sites do something at the same time."""
-        own = zip(*args, strict=True) if args else ((),) * len(self._posts)
+    def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
+        """Let each agent run its command, all at the same time."""
         calls = [
-            None if i in self._gone else post.do.remote(does, *given)
-            for i, (post, given) in enumerate(zip(self._posts, own, strict=True))
+            None if i in self._gone else actor.run.remote(command)
+            for i, (actor, command) in enumerate(zip(self._actors, commands, strict=True))
         ]
         return [call and self._heard_if_there(i, call) for i, call in enumerate(calls)]
 
-    def _heard_if_there(self, site: int, call: Any) -> Any:
-        """What a site answers; None if it is gone and can be done without."""
+    def _heard_if_there(self, agent: int, call: Any) -> Any:
+        """What an agent answers; None if it is gone and can be done without."""
         try:
-            return self._heard(site, call)
+            return self._heard(agent, call)
         except LostError:
-            if site not in self.loose:
+            if agent not in self.optional:
                 raise
             return None
 
     def add(self, host: str) -> int | None:
-        """A site wherever Ray has a CPU left, once it has started; None until then."""
+        """An agent wherever Ray has a CPU left, once it has started; None until then."""
         if self._coming is None:
             if time.monotonic() - self._looked >= LOOK:
                 self._looked = time.monotonic()
                 if ray.available_resources().get("CPU", 0) >= 1:
                     make: Any = ray.remote(RayHostActor)
-                    post = make.options(num_cpus=1).remote(*self._layout)
-                    self._coming = post, post.open.remote(0, 1)
+                    actor = make.options(num_cpus=1).remote(*self._layout)
+                    self._coming = actor, actor.open.remote(0, 1)
             return None
-        post, answer = self._coming
+        actor, answer = self._coming
         if not ray.wait([answer], timeout=0)[0]:
             return None
         self._coming = None
@@ -279,62 +278,63 @@ class RayHosts:
             doors: Any = ray.get(answer)
         except RayError:
             return None
-        self._posts.append(post)
+        self._actors.append(actor)
         self._names.append(doors.meetings[0].rpartition(":")[0])
-        return len(self._posts) - 1
+        return len(self._actors) - 1
 
-    def drop(self, site: int) -> None:
+    def drop(self, agent: int) -> None:
         """Give back the CPU of a worker that came later; those from the start keep theirs."""
-        if site in self._gone or site < self._first:
+        if agent in self._gone or agent < self._first:
             return
         with suppress(RayError):
-            ray.get(self._posts[site].do.remote("close"), timeout=PATIENCE)
-        self._gone.add(site)
-        ray.kill(self._posts[site])
+            ray.get(self._actors[agent].run.remote(HostAgent.close), timeout=PATIENCE)
+        self._gone.add(agent)
+        ray.kill(self._actors[agent])
 
-    def one(self, site: int, does: str, *args: Any) -> Any:
-        """Let one site do something."""
-        return self._heard(site, self._posts[site].do.remote(does, *args))
+    def one(self, agent: int, command: Command[T]) -> T:
+        """Let one agent run a command."""
+        return self._heard(agent, self._actors[agent].run.remote(command))
 
-    def _heard(self, site: int, call: Any) -> Any:
-        answer, said = self._answer(site, call)
+    def _heard(self, agent: int, call: Any) -> Any:
+        answer, said = self._answer(agent, call)
         for line in said:
             listener()(line)
         return answer
 
-    def _answer(self, site: int, call: Any, patience: float = PATIENCE) -> Any:
+    def _answer(self, agent: int, call: Any, patience: float = PATIENCE) -> Any:
         try:
             return ray.get(call, timeout=patience)
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, ShoalError) else error from error
         except RayError as error:
-            self._gone.add(site)
+            self._gone.add(agent)
             silent = isinstance(error, GetTimeoutError)
             said = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
             what = f"has been silent for {patience:g} s" if silent else f"is gone ({said})"
             raise LostError(
-                f"host {self._names[site]} {what}",
+                f"host {self._names[agent]} {what}",
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
             ) from error
 
     def end(self, grace: float) -> None:
         """End all workers that can be reached."""
-        for does in (("halt",), ("close", grace)):
-            there = [i for i in range(len(self._posts)) if i not in self._gone]
-            for i, call in [(i, self._posts[i].do.remote(*does)) for i in there]:
+        commands: list[Command[None]] = [HostAgent.halt, lambda agent: agent.close(grace)]
+        for command in commands:
+            there = [i for i in range(len(self._actors)) if i not in self._gone]
+            for i, call in [(i, self._actors[i].run.remote(command)) for i in there]:
                 with suppress(LostError, RayError):
                     self._answer(i, call)
 
     def close(self) -> None:
         """End all workers and give everything back."""
         self.end(STOP_GRACE_S)
-        late = self._posts[self._first :] + ([self._coming[0]] if self._coming else [])
-        for post in late:  # those from the start end with their group
-            ray.kill(post)
-        self._posts, self._coming = [], None
+        late = self._actors[self._first :] + ([self._coming[0]] if self._coming else [])
+        for actor in late:  # those from the start end with their group
+            ray.kill(actor)
+        self._actors, self._coming = [], None
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
@@ -393,13 +393,15 @@ def check_fits(plan: Plan) -> Plan:
     apart = plan.over_processes
     programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
     hiring = ProcessAssignment(apart, programs, Snapshot(0, {}))
-    there = ReplicaSet(apart, hiring.seats).present
+    there = starting_workers(apart, hiring.seats)
     hosts = Counter(hiring.crowd.hosts[number] for number in there)
     check_room([Wanted(h, n, 0, False) for h, n in hosts.items()], _nodes())  # noqa: FBT003
     return plan
 
 
-def on_ray(plan: Plan, programs: list[Program], start: Snapshot) -> ProcessRun:
+def run_on_ray(
+    plan: Plan, programs: list[Program], start: Snapshot, policy: RestartPolicy
+) -> ProcessRun:
     """A run of a plan by workers of a Ray cluster."""
     join()
-    return ProcessRun(plan, programs, start, RayHosts())
+    return ProcessRun(plan, programs, start, RayHosts(), policy)

@@ -1,32 +1,43 @@
-"""Going on when a worker or a host is lost: from the newest state there is, on what is left."""
+"""Rolls a run back to its newest snapshot when a worker or host is lost, on what is left."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.errors import LostError, PlaceError, ShoalError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.runtime.cluster.supervisor import WINDOW, RestartPolicy, WorkerFailure
+from shoal.runtime.cluster.restarting import RestartPolicy, WorkerFailure
+from shoal.runtime.cluster.supervisor import recent
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import Say
-from shoal.runtime.run import Result, RunCallbacks, Watch, as_snapshot, load_ray, run
+from shoal.runtime.run import (
+    BACKENDS,
+    Result,
+    RunCallbacks,
+    Watch,
+    as_snapshot,
+    check_backend,
+    load_ray,
+    run,
+)
 from shoal.signals import requested
 
-PATIENCE = 120.0  # seconds that a cluster has to become large enough again
+CLUSTER_TIMEOUT_S = 120.0  # for a cluster to become large enough again
 
 
 @dataclass(frozen=True)
 class RecoveryPolicy:
-    """How a run goes on: how often within five minutes it may lose somebody and begin again.
+    """How a run recovers: how often within five minutes it may roll back.
 
     Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
-    `tell(error, tick)` hears of each loss and from which tick the run goes on. `fresh` begins anew
-    what a snapshot can't hold. A worker that can be replaced while the others go on is: each up to
-    `replaces` times within five minutes (None: `restarts`), and `replaced` hears of it.
+    `tell(error, tick)` is called at each failure, with the tick that the run resumes from. `fresh`
+    starts new episodes where a snapshot can't hold them. A worker that can restart while the others
+    continue does: each up to `replaces` times within five minutes (None: `restarts`), and
+    `replaced` is called then.
     """
 
     restarts: int = 3
@@ -35,8 +46,8 @@ class RecoveryPolicy:
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     replaced: Callable[[WorkerFailure], None] = lambda loss: None
     replaces: int | None = None
-    say: Say = lambda line: None  # hears of workers that come and go
-    dropped: Callable[[int], None] = lambda turns: None  # hears of turns that going back loses
+    say: Say = lambda line: None  # is called with what happens to replicas
+    dropped: Callable[[int], None] = lambda turns: None  # is called with those in flight
 
     def run(
         self,
@@ -47,30 +58,29 @@ class RecoveryPolicy:
         state: Any = None,
         watch: Watch | RunCallbacks | None = None,
     ) -> Result:
-        """Run `plan` as `shoal.run` does, and again from the newest state when somebody is lost.
+        """Run `plan` as `shoal.run` does, and roll back to the newest state after a failure.
 
-        What ticks show that are done again is not shown again.
+        Ticks that run again are not shown again.
         """
+        check_backend(backend)
         watching = (
             watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
         )
-        watching = replace(watching, say=self.say)
         times = self.restarts if self.replaces is None else self.replaces
-        mending = RestartPolicy(times, self.fresh, self.replaced, self.say)
-        watching = replace(watching, mending=mending)
+        policy = RestartPolicy(times, self.fresh, self.replaced, self.say)
+        watching = replace(watching, say=self.say, restart_policy=policy)
         if not self.restarts:
             return run(plan, backend, ticks=ticks, state=state, watch=watching)
         start = as_snapshot(plan.graph, state)
         memory = _Memory(watching, start, self.every)
-        losses: list[float] = []
+        failures: tuple[float, ...] = ()
         lost: LostError | None = None
         while True:
             try:
                 return run(plan, backend, ticks=ticks, state=start, watch=memory.watching)
             except LostError as error:
-                now = time.monotonic()
-                losses = [*(then for then in losses if now - then < WINDOW), now]
-                if len(losses) > self.restarts:
+                failures = recent(failures, time.monotonic())
+                if len(failures) > self.restarts:
                     raise
                 memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
                 self.tell(error, start.tick)
@@ -78,9 +88,9 @@ class RecoveryPolicy:
                 lost = error
             except PlaceError as error:
                 # For a while a cluster counts hosts that are gone, and hasn't those that come back.
-                _check_patience(losses, lost, error)
+                _check_timeout(failures, lost, error)
             if lost is not None:
-                plan = _redrawn(plan, backend, lost, losses)
+                plan = _redrawn(plan, backend, lost, failures)
 
 
 @dataclass
@@ -119,24 +129,25 @@ class _Memory:
             self.inner.keep(snapshot)
 
 
-def _check_patience(losses: list[float], lost: LostError | None, error: ShoalError) -> None:
+def _check_timeout(failures: Sequence[float], lost: LostError | None, error: ShoalError) -> None:
     """Raise if there is still no room long after the last loss; or `error`, if there was none."""
     if lost is None:
         raise error
-    if time.monotonic() - losses[-1] > PATIENCE:
+    if time.monotonic() - failures[-1] > CLUSTER_TIMEOUT_S:
         lost.add_note(f"What is left is too little: {error}")
         raise lost from error
 
 
-def _redrawn(plan: Plan, backend: str, lost: LostError, losses: list[float]) -> Plan:
+def _redrawn(plan: Plan, backend: str, lost: LostError, failures: Sequence[float]) -> Plan:
     """The plan on what is left of its cluster; waits a while for it to be enough."""
-    while backend == "ray" and not requested():
+    find_cluster = BACKENDS[backend].find_cluster
+    while find_cluster is not None and not requested():
         try:
-            cluster = load_ray().ray_cluster()
+            cluster = find_cluster("")
             drawn = make_plan(plan.graph, plan.distribution, cluster)
             load_ray().check_fits(drawn)
             return drawn
         except (PlaceError, LostError) as error:
-            _check_patience(losses, lost, error)
+            _check_timeout(failures, lost, error)
             time.sleep(1.0)
     return plan

@@ -1,279 +1,442 @@
-"""Replacing workers that are lost while all others go on: which can be, how often, and from what.
+"""What becomes of workers that fail and of replicas that are scaled: a pure state machine.
 
-A worker can be replaced if all that it holds is free of the others' progress (`Plan.replaceable`).
-What it had under way is taken back, what it had handed over stays, and another process takes its
-place from the newest state that it kept. Those whose ends go in step with its own, such as the
-environments that a lost inference replica served, begin anew with it.
+`on_event(state, event)` returns the next state and what is to be done. There are two recoveries. A
+restart group that is independent of the others' progress restarts in place while they continue;
+after any other failure all roll back to the newest consistent snapshot (`recovery.py`). A replica
+that is added or removed starts and ends as one that is replaced.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from math import inf
 
-import numpy as np
+from shoal.runtime.cluster.launching import WorkerExit, lost
 
-from shoal.errors import LostError
-from shoal.planning.plan import Plan, WorkerId
-from shoal.planning.program import Channel
-from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
-from shoal.runtime.channels.shm import Rings
-from shoal.runtime.cluster.control_block import ControlLayout
-from shoal.runtime.cluster.host_agent import Joins, Left, Shares
-from shoal.runtime.cluster.launching import WorkerExit
-from shoal.runtime.cluster.worker_config import ProcessSpec
-from shoal.runtime.execution.compiled_executor import raw
-from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.logs import Say
-
-WINDOW = 300.0  # seconds
-Party = tuple[int, ...]  # workers that begin anew together
-LATER = 5.0  # seconds in which others hear of a worker whose place stays empty
-
-
-class WorkerFailure(NamedTuple):
-    """A worker that was lost, and after how many seconds another had made a turn, if one has."""
-
-    worker: str
-    why: str
-    lost: int  # turns that it had begun, and that never come, as far as is known
-    seconds: float | None = None
-    is_new: bool = True
-
-    def __str__(self) -> str:
-        some = f"{self.lost} {'turn' if self.lost == 1 else 'turns'} of its lost"
-        after = "not back" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
-        return f"{self.why}; {after}; {some}"
+WINDOW_S = 300.0  # in which failures of a worker are counted
+EMPTY_PLACE_TIMEOUT_S = 5.0  # after which the loss of a worker that isn't replaced is reported
+Group = tuple[int, ...]  # workers that restart together
 
 
 @dataclass(frozen=True)
-class RestartPolicy:
-    """How lost workers are replaced: how often each within five minutes, and who hears of it.
+class Workers:
+    """All workers that a run may have, and what is fixed of them."""
 
-    `tell` hears of each loss when it is new, and again when another has made its first turn in
-    that place or the run is over; `say` hears of who comes and goes otherwise.
-    `fresh` begins anew what could not be kept.
-    """
-
-    restarts: int = 0
-    fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
-    tell: Callable[[WorkerFailure], None] = lambda loss: None
-    say: Say = lambda line: None
+    names: tuple[str, ...]
+    fragments: tuple[str, ...]  # that each is made for
+    groups: tuple[Group, ...]  # for each, those that restart with it, itself too
+    restartable: frozenset[int]  # those that may restart while the others continue
+    counted: frozenset[int]  # those that count ticks: the run ends when they have ended
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of elastic fragments
+    restarts: int = 0  # of each worker within WINDOW_S
 
 
-@dataclass
+@dataclass(frozen=True)
 class PendingRestart:
-    """Places that are to be taken together: since when, and what others are to start from."""
+    """A group whose places are to be taken: since when, and how far that is."""
 
-    loss: WorkerFailure | None  # none if nobody was there
     since: float
-    left: Left
-    life: int
-    fresh: Future[Shares] | None = None
-    filled: bool = False
-    until: float = 0.0  # when to tell of it, if nobody is to take the place
-    back: set[int] = field(default_factory=set)  # those who have made a turn there
+    incarnation: int
+    exit: WorkerExit | None = None  # none if the places were empty before
+    started: bool = False
+    expires: float = inf  # when the loss is reported, if the places stay empty
+    resumed: frozenset[int] = frozenset()  # workers that have completed a tick since
 
 
-@dataclass
-class Supervisor:
-    """Takes on the losses of one run."""
+@dataclass(frozen=True)
+class State:
+    """Which workers there are, which are wanted, and which restarts are pending."""
 
-    plan: Plan
-    seats: Sequence[tuple[WorkerId, ...]]
-    rings: Rings
-    board: ControlLayout
-    start: Snapshot
-    how: RestartPolicy = field(default_factory=RestartPolicy)
-    at: Callable[..., Any] = lambda number, does, *args: None  # what a worker's site is to do
-    each: Callable[..., Any] = lambda does: []
-    hires: Sequence[ProcessSpec] = ()
-    refused: WorkerExit | None = None  # the last that was lost too often
-    _opened: int = 0
-    _losses: dict[int, list[float]] = field(default_factory=dict)
-    _gaps: dict[Party, PendingRestart] = field(default_factory=dict)
-    _counted: dict[Party, int] = field(default_factory=dict)  # turns that were told of as lost
-    _pool: ThreadPoolExecutor | None = None
-
-    def can(self, number: int) -> bool:
-        """Whether a worker is one that can be replaced, with those that begin anew with it.
-
-        Who else it is connected with stays.
-        """
-        fragments = self._fragments(self._parties[number])
-        free, step = self.plan.replaceable, self.plan.in_step
-        far = [c for c in self._far(fragments) if step(c.writer) != step(c.reader)]
-        return fragments <= free and not any({c.writer, c.reader} <= free for c in far)
-
-    def _fragments(self, party: Party) -> set[str]:
-        return {f for n in party for f, _ in self.seats[n]}
-
-    def _far(self, fragments: set[str]) -> list[Channel]:
-        """Channels between hosts that fragments have."""
-        own = [c for c in self.plan.channels if {c.writer, c.reader} & fragments]
-        return [c for c in own if c.name not in self.rings.rings]
-
-    @cached_property
-    def _parties(self) -> tuple[Party, ...]:
-        return worker_groups(self.plan, self.seats)
+    workers: Workers
+    present: frozenset[int]
+    wanted: Mapping[str, int]  # replicas of elastic fragments
+    leaving: frozenset[int] = frozenset()
+    ended: frozenset[int] = frozenset()
+    failures: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    pending: Mapping[Group, PendingRestart] = field(default_factory=dict)
+    incarnation: int = 0
+    failed: WorkerExit | None = None  # with which the run ends
 
     @property
-    def empty(self) -> set[int]:
-        """Workers whose place is to be taken, and isn't yet."""
-        return {number for party in self._gaps for number in party}
+    def is_done(self) -> bool:
+        """Whether all workers that count ticks have ended."""
+        return self.workers.counted <= self.ended
 
-    def knows(self, number: int) -> bool:
-        """Whether a worker is known to have ended: nobody is in its place yet."""
-        gap = self._gaps.get(self._parties[number])
-        return gap is not None and not gap.filled
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has failed or is done, so that nothing starts any more."""
+        return self.failed is not None or self.is_done
 
-    def loose(self) -> tuple[frozenset[int], ...]:
-        """The workers that are to be replaced when they are lost, together where they must be."""
-        elastic = {f.name for f in self.plan.distribution.elastic}
-        every = [n for n in range(len(self.seats)) if self.can(n)]
-        found = [n for n in every if self.how.restarts or self.seats[n][0][0] in elastic]
-        return tuple(dict.fromkeys(frozenset(self._parties[n]) for n in found))
+    @property
+    def restarting(self) -> set[int]:
+        """Workers whose restart is pending."""
+        return {number for group in self.pending for number in group}
 
-    def takes_on(self, number: int, told: WorkerExit, left: Left | None = None) -> bool:
-        """Whether a worker that failed is replaced; if it fails again and again, it isn't.
+    def is_starting(self, number: int) -> bool:
+        """Whether the restart of a worker is being prepared."""
+        pending = self.pending.get(self.workers.groups[number])
+        return pending is not None and not pending.started
 
-        `left` is what it leaves, where its site can't be asked any more.
-        """
-        if told.kind != "LostError" or not self.how.restarts or not self.can(number):
-            return False
-        party = self._parties[number]
-        if left is not None and len(party) > 1:
-            return False
-        now = time.monotonic()
-        recent = [then for then in self._losses.get(number, []) if now - then < WINDOW]
-        self._losses[number] = [*recent, now]
-        if len(recent) >= self.how.restarts:
-            times = "once" if len(recent) == 1 else f"{len(recent)} times"
-            self.refused = replace(
-                told, kind="RunError", what=f"{told.what}, after it was replaced {times}"
-            )
-            return False
-        self._settle(party)  # it may be lost again before it was back
-        self._open(party, left or self.clear_up(number, "lost, and being replaced"))
-        loss = WorkerFailure(told.worker, told.what, self._lost(party))
-        self._gaps[party].loss = loss
-        self.how.tell(loss)
-        return True
+    def staying(self, fragment: str) -> list[int]:
+        """Workers of a fragment that are present and not about to leave."""
+        here = sorted(self.present - self.leaving)
+        return [n for n in here if self.workers.fragments[n] == fragment]
 
-    def clear_up(self, number: int, note: str = "") -> Left:
-        """Take back what a worker had under way, and those that begin anew with it.
+    def can_spare(self, number: int) -> bool:
+        """Whether there are enough replicas without a worker."""
+        fragment = self.workers.fragments[number]
+        others = [n for n in self.staying(fragment) if n != number]
+        return len(others) >= self.workers.bounds.get(fragment, (inf, inf))[0]
 
-        One of them is gone, and the others end; what they leave is the newest of one tick.
-        """
-        party = self._parties[number]
-        seats = [seat for n in party for seat in self.seats[n]]
-        held = {(f, end) for f, w in seats for end in self.plan.ends_of(f, w)}
-        together = [group for group in groups(self.plan) if held.issuperset(group)]
-        kept: Kept = {}
-        for n in party:
-            for bank, ticks in self.at(n, "end", self.hires[n], note).items():
-                kept[bank] = kept.get(bank, {}) | ticks
-        for n in party:
-            self.at(n, "clear_up", self.hires[n], together, self.rings)
-        newest = newest_together(kept, together)
-        every = [self.at(n, "left", self.hires[n], newest) for n in party]
-        ticks = {end: tick for left in every for end, tick in left.ticks.items()}
-        return Left(ticks, {of: x for left in every for of, x in left.shares.items()})
 
-    def fill(self, number: int) -> None:
-        """Let a worker come to a place that is empty."""
-        party = self._parties[number]
-        gap = self._gaps.get(party)
-        if gap is not None and gap.until:
-            self._settle(party)
-        if party not in self._gaps:
-            self._open(party, self.clear_up(number))
+@dataclass(frozen=True)
+class WorkerExited:
+    """A worker has ended."""
 
-    def _open(self, party: Party, left: Left) -> None:
-        self._opened += 1
-        gap = self._gaps[party] = PendingRestart(None, time.monotonic(), left, self._opened)
-        if any(stage.host for stage in self.plan.graph.stages):
-            self._pool = self._pool or ThreadPoolExecutor(1)
-            gap.fresh = self._pool.submit(self._anew, gap)
+    number: int
+    exit: WorkerExit
+    now: float
 
-    def give_up(self, number: int) -> None:
-        """Leave a place empty; what was lost with who was there may be known only later."""
-        gap = self._gaps[self._parties[number]]
-        gap.filled, gap.until = True, time.monotonic() + LATER
 
-    def _lost(self, party: Party) -> int:
-        """How many turns were lost with workers, as far as is known: others hear of it later."""
-        teams = [self.board.teams.index(seat) for n in party for seat in self.seats[n]]
-        total = sum(lost[team] for lost in self.each("losses") for team in teams)
-        return total - self._counted.get(party, 0)
+@dataclass(frozen=True)
+class HostLost:
+    """A host is gone, with these workers."""
 
-    def _settle(self, party: Party, seconds: float | None = None) -> None:
-        """Tell how a loss ended."""
-        gap = self._gaps.pop(party, None)
-        if gap is None:
-            return
-        lost = self._lost(party)
-        self._counted[party] = self._counted.get(party, 0) + lost
-        if gap.loss is None:
-            names = "+".join(f"{f}[{w}]" for n in party for f, w in self.seats[n])
-            self.how.say(f"worker {names} has come" if seconds else f"worker {names} has not come")
-        else:
-            self.how.tell(gap.loss._replace(lost=lost, seconds=seconds, is_new=False))
+    numbers: tuple[int, ...]
+    now: float
 
-    def go_on(self, back: Sequence[int]) -> None:
-        """Fill what gaps can be filled, and tell of those who are back at work."""
-        for party, gap in list(self._gaps.items()):
-            if not gap.filled and (gap.fresh is None or gap.fresh.done()):
-                self._start_anew(party, gap)
-            gap.back |= set(back).intersection(party)
-            if gap.until and time.monotonic() >= gap.until:
-                self._settle(party)
-            if gap.back.issuperset(party):
-                self._settle(party, time.monotonic() - gap.since)
 
-    def _start_anew(self, party: Party, gap: PendingRestart) -> None:
-        """Let others take places, from what was left or begun anew."""
-        shares = gap.left.shares | (gap.fresh.result() if gap.fresh else {})
-        fragments = self._fragments(party)
-        apart = any({c.writer, c.reader} <= fragments for c in self._far(fragments))
-        at = {n: self.at(n, "door", n) for n in party} if apart else {}
-        joins = Joins(gap.life, at)
-        for number in party:
-            held = [(f, end) for f, w in self.seats[number] for end in self.plan.ends_of(f, w)]
-            mine = {(end, name): x for (end, name), x in shares.items() if end in held}
-            ticks = {end: tick for end, tick in gap.left.ticks.items() if end in held}
-            self.at(number, "replace", self.hires[number], mine, ticks, joins)
-        gap.filled = True
+@dataclass(frozen=True)
+class WorkerPlaced:
+    """There is room for a worker that was to be placed."""
 
-    def _anew(self, gap: PendingRestart) -> Shares:
-        """What a lost worker's ends are to carry of what can't be kept; not the same each time."""
-        given = {name: self._given(name) for name in self.plan.graph.inputs}
-        tick = max(gap.left.ticks.values(), default=self.start.tick) + gap.life
-        fresh = self.how.fresh(Snapshot(tick, given)).values
-        return {
-            (end, name): raw(fresh[name])[self.board.span(end, self.board.cells[name])]
-            for end in gap.left.ticks
-            for name in self.board.posts[end].carried
-            if name in fresh and fresh[name] is not given[name]
-        }
+    number: int
+    now: float
 
-    def _given(self, name: str) -> Any:
-        """A carried value of all environments: as it was at the start, or at least its shape."""
-        if name in self.start.values:
-            return self.start.values[name]
-        cell = self.board.cells[name]
-        return np.zeros(cell.rows(self.board.rows), cell.dtype)
 
-    def close(self) -> None:
-        """Nobody is to be replaced any more; tell of those who were not back."""
-        with suppress(LostError):
-            for party in list(self._gaps):
-                self._settle(party)
-        self.how = RestartPolicy()
-        if self._pool is not None:
-            self._pool.shutdown()
+@dataclass(frozen=True)
+class PlaceMissing:
+    """There is no room for a worker that was to be placed."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class GroupReady:
+    """What a group restarts from is there."""
+
+    group: Group
+
+
+@dataclass(frozen=True)
+class WorkersResumed:
+    """Workers that have been restarted have completed a tick."""
+
+    numbers: frozenset[int]
+    now: float
+
+
+@dataclass(frozen=True)
+class ScaleRequested:
+    """So many replicas of fragments are wanted."""
+
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RunClosed:
+    """The run is over, whatever has happened."""
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """Nothing but time has passed."""
+
+    now: float
+
+
+Placing = WorkerPlaced | PlaceMissing
+Asking = ScaleRequested | TimePassed | RunClosed
+Event = WorkerExited | HostLost | Placing | GroupReady | WorkersResumed | Asking
+
+
+@dataclass(frozen=True)
+class EndGroup:
+    """End what is left of a group, and prepare its restart; `GroupReady` follows."""
+
+    group: Group
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class StartGroup:
+    """Start the workers of a group."""
+
+    group: Group
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class PlaceWorker:
+    """Find room for a worker; `WorkerPlaced` or `PlaceMissing` follows."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class StopWorker:
+    """Let a worker end after the tick that it is in."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class RemoveWorker:
+    """Release what a worker that has left had in flight, and its room."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ReportFailure:
+    """Report that a worker is lost, or after how many seconds its group was back, if it was."""
+
+    group: Group
+    exit: WorkerExit
+    seconds: float | None = None
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
+class Say:
+    """Report a line."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the run with this failure; it may roll back then."""
+
+    exit: WorkerExit
+
+
+Starting = EndGroup | StartGroup | PlaceWorker
+Reporting = ReportFailure | Say | GiveUp
+Action = Starting | StopWorker | RemoveWorker | Reporting
+Step = tuple[State, list[Action]]
+
+
+def recent(failures: Iterable[float], now: float) -> tuple[float, ...]:
+    """The failures that count, with the one of this moment."""
+    return (*(then for then in failures if now - then < WINDOW_S), now)
+
+
+def on_event(state: State, event: Event) -> Step:
+    """The next state, and what is to be done."""
+    if state.is_over and not isinstance(event, WorkerExited | TimePassed | RunClosed):
+        return state, []
+    return _decide(state, event)
+
+
+def _decide(state: State, event: Event) -> Step:
+    match event:
+        case WorkerExited():
+            step = _exited(state, event)
+        case HostLost(numbers, now):
+            step = _host_lost(state, numbers, now)
+        case WorkerPlaced(number, now):
+            step = _placed(state, number, now)
+        case PlaceMissing(number):
+            step = _not_placed(state, number)
+        case GroupReady(group):
+            step = _ready(state, group)
+        case WorkersResumed(numbers, now):
+            step = _resumed(state, numbers, now)
+        case ScaleRequested(counts):
+            step = _scaled(state, counts)
+        case TimePassed(now):
+            step = _time_passed(state, now)
+        case RunClosed():
+            step = _settle_all(state)
+    return step
+
+
+def _exited(state: State, event: WorkerExited) -> Step:
+    number, exit = event.number, event.exit
+    group = state.workers.groups[number]
+    ended = replace(state, ended=state.ended | {number})
+    if number in state.leaving:
+        state, settled = _settle(_without(ended, number), group)
+        return state, [*settled, RemoveWorker(number)]
+    if state.is_starting(number):
+        return state, []  # it ended with the one that is being replaced
+    unneeded = state.is_done and number in state.workers.restartable
+    if not exit.kind or state.failed or unneeded:
+        return ended, []
+    return _restart(state, number, exit, event.now)
+
+
+def _restart(state: State, number: int, exit: WorkerExit, now: float) -> Step:
+    """Restart the group of a worker that failed, if it may."""
+    failed, state = _count_failure(state, number, exit, now)
+    if failed:
+        return _fail(replace(state, ended=state.ended | {number}), failed)
+    group = state.workers.groups[number]
+    state, settled = _settle(state, group)  # it may fail again before it was back
+    state, opened = _open(state, group, exit, now)
+    return state, [*settled, *opened, ReportFailure(group, exit, is_new=True)]
+
+
+def _count_failure(
+    state: State, number: int, exit: WorkerExit, now: float
+) -> tuple[WorkerExit | None, State]:
+    """The failure that ends the run, if the worker may not restart; and the failures so far."""
+    allowed = state.workers.restarts
+    if exit.kind != "LostError" or not allowed or number not in state.workers.restartable:
+        return exit, state
+    times = recent(state.failures.get(number, ()), now)
+    state = replace(state, failures={**state.failures, number: times})
+    if len(times) <= allowed:
+        return None, state
+    often = "once" if allowed == 1 else f"{allowed} times"
+    return replace(exit, kind="RunError", what=f"{exit.what}, after it was replaced {often}"), state
+
+
+def _fail(state: State, exit: WorkerExit) -> Step:
+    return replace(state, failed=state.failed or exit), [GiveUp(exit)] if not state.failed else []
+
+
+def _host_lost(state: State, numbers: Iterable[int], now: float) -> Step:
+    """Continue without these workers, or place them elsewhere."""
+    actions: list[Action] = []
+    for number in state.present.intersection(numbers):
+        name, group = state.workers.names[number], state.workers.groups[number]
+        fix = "`ray status` shows what is left."
+        exit = lost(name, f"worker {name} is lost with its host", fix)
+        failed, state = _count_failure(state, number, exit, now)
+        state = _without(state, number)
+        if failed or len(group) > 1:  # what the others of its group kept is of no use alone
+            state, more = _fail(state, failed or exit)
+            actions += more
+            continue
+        state, settled = _settle(state, group)
+        pending = PendingRestart(now, state.incarnation + 1, exit)
+        new = ReportFailure(group, exit, is_new=True)
+        if state.can_spare(number):
+            pending = replace(pending, started=True, expires=now + EMPTY_PLACE_TIMEOUT_S)
+        state = _with_pending(state, group, pending)
+        actions += [*settled, new, *([] if pending.started else [PlaceWorker(number)])]
+    return state, actions
+
+
+def _without(state: State, number: int) -> State:
+    """The state without a worker that is gone."""
+    present, leaving = state.present - {number}, state.leaving - {number}
+    return replace(state, present=present, leaving=leaving)
+
+
+def _placed(state: State, number: int, now: float) -> Step:
+    """Start a worker where there is room for it now."""
+    group = state.workers.groups[number]
+    present, ended = state.present | {number}, state.ended - {number}
+    state, settled = replace(state, present=present, ended=ended), list[Action]()
+    if state.is_starting(number):
+        return state, [EndGroup(group, state.pending[group].incarnation)]
+    state, settled = _settle(state, group)
+    state, opened = _open(state, group, None, now)
+    return state, [*settled, *opened]
+
+
+def _not_placed(state: State, number: int) -> Step:
+    """Fail if a worker that is lost can't be placed elsewhere; others are tried again."""
+    pending = state.pending.get(state.workers.groups[number])
+    if pending is None or pending.exit is None or pending.started:
+        return state, []
+    return _fail(state, pending.exit)
+
+
+def _ready(state: State, group: Group) -> Step:
+    pending = state.pending.get(group)
+    if pending is None or pending.started:
+        return state, []
+    started = _with_pending(state, group, replace(pending, started=True))
+    return started, [StartGroup(group, pending.incarnation)]
+
+
+def _resumed(state: State, numbers: frozenset[int], now: float) -> Step:
+    actions: list[Action] = []
+    for group, pending in state.pending.items():
+        resumed = pending.resumed | numbers.intersection(group)
+        state = _with_pending(state, group, replace(pending, resumed=resumed))
+        if resumed.issuperset(group):
+            state, settled = _settle(state, group, now - pending.since)
+            actions += settled
+    return state, actions
+
+
+def _scaled(state: State, counts: Mapping[str, int]) -> Step:
+    lines, wanted = list[Action](), dict(state.wanted)
+    for name, count in counts.items():
+        if name not in state.workers.bounds:
+            lines.append(Say(f"`{name}` has a fixed number of replicas: ignored"))
+            continue
+        least, most = state.workers.bounds[name]
+        within = min(max(count, least), most)
+        if wanted[name] != within:
+            wanted[name] = within
+            lines.append(Say(f"{name}: scaling to {within} replicas"))
+    return replace(state, wanted=wanted), lines
+
+
+def _time_passed(state: State, now: float) -> Step:
+    if state.is_over:
+        return _settle_all(state)
+    actions = list[Action]()
+    for group, pending in state.pending.items():
+        if now >= pending.expires:
+            state, settled = _settle(state, group)
+            actions += settled
+    for fragment, count in state.wanted.items():
+        here = state.staying(fragment)
+        every = range(len(state.workers.names))
+        absent = [n for n in every if state.workers.fragments[n] == fragment]
+        absent = [n for n in absent if n not in state.present]
+        actions += [PlaceWorker(n) for n in absent[: max(0, count - len(here))]]
+        # One that is about to start can't be stopped before it runs.
+        stopped = [n for n in here[count:] if not state.is_starting(n)]
+        actions += [StopWorker(n) for n in stopped]
+        state = replace(state, leaving=state.leaving.union(stopped))
+    return state, actions
+
+
+def _open(state: State, group: Group, exit: WorkerExit | None, now: float) -> Step:
+    incarnation = state.incarnation + 1
+    state = _with_pending(state, group, PendingRestart(now, incarnation, exit))
+    return state, [EndGroup(group, incarnation)]
+
+
+def _with_pending(state: State, group: Group, pending: PendingRestart) -> State:
+    incarnation = max(state.incarnation, pending.incarnation)
+    return replace(state, pending={**state.pending, group: pending}, incarnation=incarnation)
+
+
+def _settle(state: State, group: Group, seconds: float | None = None) -> Step:
+    """Report how a pending restart ended, if there is one."""
+    pending = state.pending.get(group)
+    if pending is None:
+        return state, []
+    state = replace(state, pending={g: p for g, p in state.pending.items() if g != group})
+    if pending.exit is not None:
+        return state, [ReportFailure(group, pending.exit, seconds)]
+    names = "+".join(state.workers.names[n] for n in group)
+    return state, [Say(f"worker {names} has {'started' if seconds else 'not started'}")]
+
+
+def _settle_all(state: State) -> Step:
+    actions: list[Action] = []
+    for group in state.pending:
+        state, settled = _settle(state, group)
+        actions += settled
+    return state, actions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -121,6 +121,13 @@ class FusedRun:
 
     def fail(self, worker: str, what: str, fix: str) -> None:
         """There is no worker that could be lost."""
+
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """It has no replicas that could come or go."""
+
+    def sent(self) -> Mapping[str, Any]:
+        """Nothing leaves this process."""
+        return {}
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when it has been taken."""

@@ -122,6 +122,13 @@ class LocalRun:
         """End the run: a thread can't be ended from outside."""
         raise RunError(what, fix)
 
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """All replicas are there from the start."""
+
+    def sent(self) -> Mapping[str, Any]:
+        """Nothing leaves this process."""
+        return {}
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot that was asked for, when every end has given its part."""
         if shares := self._collector.shares():
@@ -228,6 +235,7 @@ class Inline:
         self._team = Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many)
         self.ready, self.looked = pieces.ready, pieces.looked
         self.statuses, self.fail = pieces.statuses, pieces.fail
+        self.scale, self.sent = pieces.scale, pieces.sent
         self.final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:
@@ -274,6 +282,7 @@ class Threaded:
         self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
         self.ready, self.looked = pieces.ready, pieces.looked
         self.statuses, self.fail = pieces.statuses, pieces.fail
+        self.scale, self.sent = pieces.scale, pieces.sent
         self._final, self.snapshots = pieces.final, pieces.snapshots
 
     def start(self, limit: Limit) -> None:

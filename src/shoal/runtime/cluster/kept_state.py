@@ -1,0 +1,93 @@
+"""The states that workers keep, read from all hosts and put together to snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import numpy as np
+
+from shoal.planning.plan import Plan, Replica
+from shoal.planning.restart_groups import Kept, groups, newest_together
+from shoal.runtime.cluster.control_block import BANKS, FINAL, SNAP, ControlLayout
+from shoal.runtime.cluster.host_agent import HostAgent
+from shoal.runtime.cluster.hosts import WorkerHosts
+from shoal.runtime.execution.compiled_executor import raw, wrapped
+from shoal.runtime.execution.snapshot import Snapshot, check_complete
+
+
+class KeptState:
+    """What all endpoints of a run have kept in the banks of their control blocks."""
+
+    def __init__(
+        self, plan: Plan, layout: ControlLayout, start: Snapshot, hosts: WorkerHosts
+    ) -> None:
+        self._plan, self._layout, self._start, self._hosts = plan, layout, start, hosts
+        self._counted = [r for r in layout.posts if r[0] not in plan.asynchronous]
+
+    def snapshot(self, awaited: set[Replica]) -> Iterator[Snapshot]:
+        """The snapshot that was asked for, once these endpoints have given their part."""
+        ticks = self._ticks()[SNAP]
+        if all(ticks[end] >= 0 for end in awaited):
+            yield self._whole(self._banks(SNAP), ticks[self._counted[0]])
+
+    def final(self) -> Snapshot:
+        """The state that all endpoints have reached together, or the last that they all kept."""
+        ended = self._ticks()[FINAL]
+        counted = {ended[r] for r in self._counted}
+        if len(counted) == 1 and min(counted) >= 0:
+            return self._whole(self._banks(FINAL), counted.pop())
+        good = self.good(min((t for t in counted if t >= 0), default=2**62))
+        return check_complete(good, self._plan.graph.inputs)
+
+    def good(self, tick: int) -> Snapshot:
+        """The newest state that all endpoints kept at or before `tick`."""
+        kept = self._ticks()
+        ticks = [{kept[bank][r] for r in self._counted} for bank in range(BANKS)]
+        usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
+        usable = {t: bank for t, bank in usable.items() if t <= tick}
+        if not usable:
+            return self._start
+        best = max(usable)
+        return self._whole(self._banks(usable[best]), best)
+
+    def _ticks(self) -> Kept:
+        """Before which tick each endpoint kept what each bank holds, over all hosts."""
+        found: Kept = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
+        for kept in self._hosts.each(HostAgent.kept):
+            for bank, ticks in kept.items():
+                found[bank] |= ticks
+        return found
+
+    def _banks(self, bank: int) -> dict[Replica, int]:
+        """For each endpoint, `bank`; for asynchronous ones only if it is of use, or their newest.
+
+        Those that go in step must have kept it before the same tick. What has left has kept what
+        it ended with.
+        """
+        kept, together = self._ticks(), groups(self._plan)
+        newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
+        mine = newest_together({bank: kept[bank]} if bank >= FINAL else {}, together)
+        return newest | mine | dict.fromkeys(self._counted, bank)
+
+    def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
+        """What all endpoints kept, put together; what none has kept is as it was at the start."""
+        cells, inputs = self._layout.cells, self._plan.graph.inputs
+        given = {**self._start.past, **self._start.values}
+        found = {
+            name: np.array(raw(given[name])) if name in given
+            else np.zeros(cell.rows(self._layout.rows), cell.dtype)
+            for name, cell in cells.items()
+        }  # fmt: skip
+        for shares in self._hosts.each(lambda agent: agent.shares(banks)):
+            for (replica, name), x in shares.items():
+                found[name][self._layout.span(replica, cells[name])] = x
+        as_jax = {
+            name: wrapped(jax.numpy.asarray(x)) if cells[name].is_key else jax.numpy.asarray(x)
+            for name, x in found.items()
+        }
+        past = {name: x for name, x in as_jax.items() if name not in inputs}
+        bank = banks[self._counted[0]]
+        in_flight = max(flights[bank] for flights in self._hosts.each(HostAgent.flights))
+        values = {name: as_jax[name] for name in inputs}
+        return Snapshot(tick, values, past, under_way=in_flight)

@@ -1,0 +1,205 @@
+"""Carries out what the supervisor decides of restart groups: ends them, and starts them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.errors import LostError
+from shoal.planning.plan import Plan, WorkerId
+from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
+from shoal.runtime.channels.shm import Rings
+from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.host_agent import Joins, Left, Shares
+from shoal.runtime.cluster.hosts import WorkerHosts
+from shoal.runtime.cluster.launching import name_of
+from shoal.runtime.cluster.supervisor import Group, ReportFailure, Workers
+from shoal.runtime.cluster.worker_config import ProcessSpec
+from shoal.runtime.execution.compiled_executor import raw
+from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.logs import Say
+
+
+class WorkerFailure(NamedTuple):
+    """A worker that was lost, and after how many seconds another had made a turn, if one has."""
+
+    worker: str
+    why: str
+    lost: int  # rollouts that it had in flight, as far as is known
+    seconds: float | None = None
+    is_new: bool = True
+
+    def __str__(self) -> str:
+        some = f"{self.lost} {'turn' if self.lost == 1 else 'turns'} of its lost"
+        after = "not back" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
+        return f"{self.why}; {after}; {some}"
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often each worker may restart within five minutes, and what is called then.
+
+    `tell` is called at each failure, and again when another worker has completed a tick in that
+    place or the run is over; `say` with what else happens to replicas. `fresh` starts new episodes
+    where they could not be kept.
+    """
+
+    restarts: int = 0
+    fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
+    tell: Callable[[WorkerFailure], None] = lambda failure: None
+    say: Say = lambda line: None
+
+
+def make_workers(
+    plan: Plan, seats: Sequence[tuple[WorkerId, ...]], rings: Rings, restarts: int
+) -> Workers:
+    """What is fixed of the workers of a plan; channels that aren't in `rings` cross hosts."""
+    found = worker_groups(plan, seats)
+
+    def is_restartable(group: Group) -> bool:
+        fragments = {f for n in group for f, _ in seats[n]}
+        own = [c for c in plan.channels if {c.writer, c.reader} & fragments]
+        far = [c for c in own if c.name not in rings.rings]
+        others = [c for c in far if plan.in_step(c.writer) != plan.in_step(c.reader)]
+        free = plan.replaceable
+        return fragments <= free and not any({c.writer, c.reader} <= free for c in others)
+
+    return Workers(
+        tuple(map(name_of, seats)),
+        tuple(held[0][0] for held in seats),
+        found,
+        frozenset(n for n, group in enumerate(found) if is_restartable(group)),
+        frozenset(
+            n for n, held in enumerate(seats) if any(f not in plan.asynchronous for f, _ in held)
+        ),
+        {f.name: (f.least, f.most) for f in plan.distribution.elastic},
+        restarts,
+    )
+
+
+def starting_workers(plan: Plan, seats: Sequence[tuple[WorkerId, ...]]) -> frozenset[int]:
+    """The workers that a run starts with."""
+    first = {f: plan.starting(f) for f in plan.places}
+    return frozenset(n for n, held in enumerate(seats) if held[0][1] < first[held[0][0]])
+
+
+class GroupRestarter:
+    """Ends and starts restart groups of one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        specs: Sequence[ProcessSpec],
+        rings: Rings,
+        layout: ControlLayout,
+        start: Snapshot,
+        hosts: WorkerHosts,
+        policy: RestartPolicy,
+    ) -> None:
+        self._plan, self._specs, self._rings = plan, specs, rings
+        self._layout, self._start, self._hosts, self._policy = layout, start, hosts, policy
+        self._left: dict[Group, Left] = {}
+        self._fresh: dict[Group, Future[Shares]] = {}
+        self._reported: dict[Group, int] = {}  # rollouts that were reported as lost
+        self._pool = ThreadPoolExecutor(1)  # new episodes take time to start
+
+    def end(self, group: Group, incarnation: int) -> None:
+        """End the workers of a group, and begin to prepare what it restarts from."""
+        left = self.release(group, "lost, and being replaced")
+        self._left[group] = left
+        self._fresh[group] = self._pool.submit(self._new_episodes, left, incarnation)
+
+    def release(self, group: Group, note: str = "") -> Left:
+        """End a group and drop what it has in flight; the newest state that all of it kept."""
+        held = {(f, end) for n in group for f, w in self._specs[n].seats
+                for end in self._plan.ends_of(f, w)}  # fmt: skip
+        together = [some for some in groups(self._plan) if held.issuperset(some)]
+        kept: Kept = {}
+        for n in group:
+            spec, ended = self._specs[n], self._hosts.of
+            for bank, ticks in ended(n, lambda agent, spec=spec: agent.end(spec, note)).items():
+                kept[bank] = kept.get(bank, {}) | ticks
+        for n in group:
+            clear = self._specs[n], together, self._rings
+            self._hosts.of(n, lambda agent, clear=clear: agent.clear_up(*clear))
+        newest = newest_together(kept, together)
+        every = [
+            self._hosts.of(n, lambda agent, spec=self._specs[n]: agent.left(spec, newest))
+            for n in group
+        ]
+        ticks = {end: tick for left in every for end, tick in left.ticks.items()}
+        shares = {of: x for left in every for of, x in left.shares.items()}
+        return Left(ticks, shares)
+
+    def ready(self) -> Iterator[Group]:
+        """Groups that can be started."""
+        for group, fresh in list(self._fresh.items()):
+            if fresh.done():
+                yield group
+
+    def start(self, group: Group, incarnation: int) -> None:
+        """Start the workers of a group from what was left, or from new episodes."""
+        left = self._left.pop(group)
+        shares = left.shares | self._fresh.pop(group).result()
+        fragments = {f for n in group for f, _ in self._specs[n].seats}
+        own = [c for c in self._plan.channels if {c.writer, c.reader} <= fragments]
+        apart = any(c.name not in self._rings.rings for c in own)
+        doors = {n: self._hosts.of(n, lambda agent, n=n: agent.door(n)) for n in group if apart}
+        joins = Joins(incarnation, doors)
+        for n in group:
+            spec = self._specs[n]
+            held = {(f, end) for f, w in spec.seats for end in self._plan.ends_of(f, w)}
+            mine = {(end, name): x for (end, name), x in shares.items() if end in held}
+            ticks = {end: tick for end, tick in left.ticks.items() if end in held}
+            given = spec, mine, ticks, joins
+            self._hosts.of(n, lambda agent, given=given: agent.replace(*given))
+
+    def _new_episodes(self, left: Left, incarnation: int) -> Shares:
+        """What ends are to carry of what can't be kept; not the same for each incarnation."""
+        if not any(stage.host for stage in self._plan.graph.stages):
+            return {}
+        given = {name: self._given(name) for name in self._plan.graph.inputs}
+        tick = max(left.ticks.values(), default=self._start.tick) + incarnation
+        fresh = self._policy.fresh(Snapshot(tick, given)).values
+        return {
+            (end, name): raw(fresh[name])[self._layout.span(end, self._layout.cells[name])]
+            for end in left.ticks
+            for name in self._layout.posts[end].carried
+            if name in fresh and fresh[name] is not given[name]
+        }
+
+    def _given(self, name: str) -> Any:
+        """A carried value of all environments: as it was at the start, or at least its shape."""
+        if name in self._start.values:
+            return self._start.values[name]
+        cell = self._layout.cells[name]
+        return np.zeros(cell.rows(self._layout.rows), cell.dtype)
+
+    def report(self, failure: ReportFailure) -> None:
+        """Report a failure, with the rollouts that were lost as far as is known here."""
+        group, exit = failure.group, failure.exit
+        lost = 0
+        with suppress(LostError):
+            lost = self._lost(group) - self._reported.get(group, 0)
+        if not failure.is_new:
+            self._reported[group] = self._reported.get(group, 0) + lost
+        found = WorkerFailure(exit.worker, exit.what, lost, failure.seconds, failure.is_new)
+        self._policy.tell(found)
+
+    def _lost(self, group: Group) -> int:
+        """How many rollouts were lost with a group in all; other hosts may learn of it later."""
+        teams = [self._layout.teams.index(seat) for n in group for seat in self._specs[n].seats]
+        return sum(found[team] for found in self._hosts.each(_losses) for team in teams)
+
+    def close(self) -> None:
+        """Prepare nothing any more."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _losses(agent: Any) -> list[int]:
+    return agent.losses()
