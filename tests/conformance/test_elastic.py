@@ -14,7 +14,7 @@ from shoal.errors import CutError, SettingError
 from shoal.planning.fragment_program import write_program
 from shoal.planning.policies import impala
 from shoal.planning.policy import Fragment
-from shoal.runs.folder import write_json
+from shoal.runs.folder import FORM, write_json
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.cluster.restarting import starting_workers
@@ -105,9 +105,11 @@ def test_bounds_are_in_order():
 
 def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 3})
-    write_json(tmp_path / "run.json", {"backend": "processes", "elastic": {"actor": [2, 4]}})
+    run = {"form": FORM, "algorithm": None, "env": None, "distribution": {}, "envs": 4}
+    run |= {"ticks": 9, "seed": 0, "checkpoint_every": "end", "keep": 1, "backend": "processes"}
+    write_json(tmp_path / "run.json", {**run, "elastic": {"actor": [2, 4]}})
     assert main(["scale", str(tmp_path), "actors=3"]) == 2
-    assert "isn't going on" in capsys.readouterr().err
+    assert "isn't running" in capsys.readouterr().err
     write_json(tmp_path / "status.json", {"at": 0, "workers": {}})
     assert main(["scale", str(tmp_path), "actors=3"]) == 0
     assert json.loads((tmp_path / "scale.json").read_text()) == {"actor": 3}
