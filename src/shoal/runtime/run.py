@@ -303,14 +303,14 @@ def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
         )
 
 
-def make_run(plan: Plan, backend: str, start: Snapshot, policy: RestartPolicy) -> RunHandle:
+def make_run(plan: Plan, backend: str, start: Snapshot, restarts: RestartPolicy) -> RunHandle:
     """Everything that a run needs, ready to start: one program, or workers."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
     apart = BACKENDS[backend].is_apart(plan, one.fragment)
     if len(programs) == 1 and plan.ends(one.fragment) == 1 and one.compiles_whole and not apart:
         return FusedRun(plan, one, start)
-    return BACKENDS[backend].start(plan, programs, start, policy)
+    return BACKENDS[backend].start(plan, programs, start, restarts)
 
 
 def _watched(

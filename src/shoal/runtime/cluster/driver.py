@@ -45,7 +45,7 @@ class ProcessRun:
         programs: list[Program],
         start: Snapshot,
         hosts: Hosts,
-        policy: RestartPolicy,
+        restart_policy: RestartPolicy,
     ) -> None:
         plan = self._plan = plan.over_processes
         by_name = {p.fragment: p for p in programs}
@@ -59,7 +59,7 @@ class ProcessRun:
         room = Room()
         rings = Rings.plan(near, room)
         layout = make_control_layout(plan, by_name, room)
-        workers = make_workers(plan, seats, rings, policy.restarts)
+        workers = make_workers(plan, seats, rings, restart_policy.restarts)
         wanted = {f.name: f.most if hosts.grows else plan.starting(f.name) for f in elastic}
         self._state = State(workers, present, wanted)
         self._hosts = WorkerHosts(hosts, list(held.values()))
@@ -79,8 +79,8 @@ class ProcessRun:
         kept = start if plan.is_copied else start.without(self._carried)
         given = {**start.past, **start.values}
         self._given = {name: raw(given[name]) for name in layout.cells if name in given}
-        restarting = plan, self._specs, rings, layout, kept, self._hosts, policy
-        self._restarter, self._policy = GroupRestarter(*restarting), policy
+        restarting = plan, self._specs, rings, layout, kept, self._hosts, restart_policy
+        self._restarter, self._restart_policy = GroupRestarter(*restarting), restart_policy
         self._kept = KeptState(plan, layout, kept, self._hosts)
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._failure: ShoalError | None = None
@@ -96,9 +96,7 @@ class ProcessRun:
         self._ask()
         specs = [[self._specs[number] for number in held] for held in self._hosts.held]
         try:
-            self._hosts.run(
-                [lambda agent, own=own: agent.start(own, given, ticks) for own in specs]
-            )
+            self._hosts.run([lambda host, own=own: host.start(own, given, ticks) for own in specs])
         except BaseException:
             self.close()  # those that have started would wait for the others for ever
             raise
@@ -113,7 +111,7 @@ class ProcessRun:
         if self._limit.is_stopping and not self._stopped:
             self._stopped = True
             started = max(self._hosts.each(HostAgent.hold))
-            self._hosts.each(lambda agent: agent.stop_at(started))
+            self._hosts.each(lambda host: host.stop_at(started))
         self._ask()
         return self._receive(seconds) or self._failure is not None
 
@@ -132,17 +130,17 @@ class ProcessRun:
             there = self._state.present - self._state.restarting
             self._asked, self._awaited = self._limit.asked.number, self._endpoints(there)
             tick = max(self._limit.asked.tick, *self._hosts.each(HostAgent.hold))
-            self._hosts.each(lambda agent: agent.snap_at(tick))
+            self._hosts.each(lambda host: host.snap_at(tick))
 
     def _receive(self, seconds: float) -> bool:
         """Receive what is new, and do what follows from it; whether workers are running."""
         share = seconds / len(self._hosts.held)
-        hear: Command[Any] = lambda agent: agent.hear(share)  # noqa: E731
+        hear: Command[Any] = lambda host: host.hear(share)  # noqa: E731
         news = self._hosts.run([hear] * len(self._hosts.held))
         now, events = time.monotonic(), list[Event]()
-        for agent, one in enumerate(news):
+        for index, one in enumerate(news):
             if one is None:
-                lost = self._hosts.lose(agent)
+                lost = self._hosts.lose(index)
                 self._awaited -= self._endpoints(lost)
                 events += [sv.HostLost(lost, now)] if lost else []
                 continue
@@ -178,13 +176,13 @@ class ProcessRun:
                     return [sv.PlaceMissing(number)]
                 return [sv.WorkerPlaced(number, time.monotonic())]
             case sv.StopWorker(number):
-                self._hosts.of(number, lambda agent: agent.dismiss(self._specs[number]))
+                self._hosts.of(number, lambda host: host.dismiss(self._specs[number]))
             case sv.RemoveWorker(number):
                 self._awaited -= self._endpoints([number])
                 self._restarter.release(self._state.workers.groups[number])
                 self._hosts.remove(number)
             case sv.Say(line):
-                self._policy.say(line)
+                self._restart_policy.say(line)
             case sv.GiveUp(exit):
                 self._failure = self._failure or exit.error
         return ()
@@ -222,7 +220,7 @@ class ProcessRun:
         """End a worker at once: it is lost with this error, and may be replaced."""
         names = [[f"{f}[{w}]" for f, w in held] for held in self._assignment.seats]
         number = next(n for n, held in enumerate(names) if worker in held)
-        self._hosts.of(number, lambda agent: agent.fail(number, what, fix))
+        self._hosts.of(number, lambda host: host.fail(number, what, fix))
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """Metrics of observers, as far as `ready` has received them."""
@@ -286,7 +284,7 @@ def _places(
 
 
 def run_on_processes(
-    plan: Plan, programs: list[Program], start: Snapshot, policy: RestartPolicy
+    plan: Plan, programs: list[Program], start: Snapshot, restart_policy: RestartPolicy
 ) -> ProcessRun:
     """A run of a plan by processes of this host."""
-    return ProcessRun(plan, programs, start, LocalHosts(), policy)
+    return ProcessRun(plan, programs, start, LocalHosts(), restart_policy)

@@ -79,7 +79,7 @@ class KeptState:
             else np.zeros(cell.rows(self._layout.rows), cell.dtype)
             for name, cell in cells.items()
         }  # fmt: skip
-        for shares in self._hosts.each(lambda agent: agent.shares(banks)):
+        for shares in self._hosts.each(lambda host: host.shares(banks)):
             for (replica, name), x in shares.items():
                 found[name][self._layout.span(replica, cells[name])] = x
         as_jax = {

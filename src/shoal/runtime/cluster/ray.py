@@ -251,12 +251,12 @@ class RayHosts:
         ]
         return [call and self._heard_if_there(i, call) for i, call in enumerate(calls)]
 
-    def _heard_if_there(self, agent: int, call: Any) -> Any:
+    def _heard_if_there(self, index: int, call: Any) -> Any:
         """What an agent answers; None if it is gone and can be done without."""
         try:
-            return self._heard(agent, call)
+            return self._heard(index, call)
         except LostError:
-            if agent not in self.optional:
+            if index not in self.optional:
                 raise
             return None
 
@@ -282,40 +282,40 @@ class RayHosts:
         self._names.append(doors.meetings[0].rpartition(":")[0])
         return len(self._actors) - 1
 
-    def drop(self, agent: int) -> None:
+    def drop(self, index: int) -> None:
         """Give back the CPU of a worker that came later; those from the start keep theirs."""
-        if agent in self._gone or agent < self._first:
+        if index in self._gone or index < self._first:
             return
         with suppress(RayError):
-            ray.get(self._actors[agent].run.remote(HostAgent.close), timeout=PATIENCE)
-        self._gone.add(agent)
-        ray.kill(self._actors[agent])
+            ray.get(self._actors[index].run.remote(HostAgent.close), timeout=PATIENCE)
+        self._gone.add(index)
+        ray.kill(self._actors[index])
 
-    def one(self, agent: int, command: Command[T]) -> T:
+    def one(self, index: int, command: Command[T]) -> T:
         """Let one agent run a command."""
-        return self._heard(agent, self._actors[agent].run.remote(command))
+        return self._heard(index, self._actors[index].run.remote(command))
 
-    def _heard(self, agent: int, call: Any) -> Any:
-        answer, said = self._answer(agent, call)
+    def _heard(self, index: int, call: Any) -> Any:
+        answer, said = self._answer(index, call)
         for line in said:
             listener()(line)
         return answer
 
-    def _answer(self, agent: int, call: Any, patience: float = PATIENCE) -> Any:
+    def _answer(self, index: int, call: Any, patience: float = PATIENCE) -> Any:
         try:
             return ray.get(call, timeout=patience)
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, ShoalError) else error from error
         except RayError as error:
-            self._gone.add(agent)
+            self._gone.add(index)
             silent = isinstance(error, GetTimeoutError)
             said = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
             what = f"has been silent for {patience:g} s" if silent else f"is gone ({said})"
             raise LostError(
-                f"host {self._names[agent]} {what}",
+                f"host {self._names[index]} {what}",
                 "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
             ) from error
 

@@ -35,7 +35,7 @@ class RecoveryPolicy:
 
     Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
     `tell(error, tick)` is called at each failure, with the tick that the run resumes from. `fresh`
-    starts new episodes where a snapshot can't hold them. A worker that can restart while the others
+    makes anew what a snapshot can't hold. A worker that can restart while the others
     continue does: each up to `replaces` times within five minutes (None: `restarts`), and
     `replaced` is called then.
     """
@@ -67,8 +67,8 @@ class RecoveryPolicy:
             watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
         )
         times = self.restarts if self.replaces is None else self.replaces
-        policy = RestartPolicy(times, self.fresh, self.replaced, self.say)
-        watching = replace(watching, say=self.say, restart_policy=policy)
+        restart_policy = RestartPolicy(times, self.fresh, self.replaced, self.say)
+        watching = replace(watching, say=self.say, restart_policy=restart_policy)
         if not self.restarts:
             return run(plan, backend, ticks=ticks, state=state, watch=watching)
         start = as_snapshot(plan.graph, state)

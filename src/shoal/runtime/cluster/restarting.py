@@ -30,7 +30,7 @@ class WorkerFailure(NamedTuple):
 
     worker: str
     why: str
-    lost: int  # rollouts that it had in flight, as far as is known
+    lost: int  # messages that it had in flight, as far as is known
     seconds: float | None = None
     is_new: bool = True
 
@@ -45,8 +45,8 @@ class RestartPolicy:
     """How often each worker may restart within five minutes, and what is called then.
 
     `tell` is called at each failure, and again when another worker has completed a tick in that
-    place or the run is over; `say` with what else happens to replicas. `fresh` starts new episodes
-    where they could not be kept.
+    place or the run is over; `say` with what else happens to replicas. `fresh` makes anew
+    what could not be kept.
     """
 
     restarts: int = 0
@@ -99,20 +99,25 @@ class GroupRestarter:
         layout: ControlLayout,
         start: Snapshot,
         hosts: WorkerHosts,
-        policy: RestartPolicy,
+        restart_policy: RestartPolicy,
     ) -> None:
         self._plan, self._specs, self._rings = plan, specs, rings
-        self._layout, self._start, self._hosts, self._policy = layout, start, hosts, policy
+        self._layout, self._start, self._hosts, self._restart_policy = (
+            layout,
+            start,
+            hosts,
+            restart_policy,
+        )
         self._left: dict[Group, Left] = {}
         self._fresh: dict[Group, Future[Shares]] = {}
-        self._reported: dict[Group, int] = {}  # rollouts that were reported as lost
-        self._pool = ThreadPoolExecutor(1)  # new episodes take time to start
+        self._reported: dict[Group, int] = {}  # messages that were reported as lost
+        self._pool = ThreadPoolExecutor(1)  # what is made anew may take time
 
     def end(self, group: Group, incarnation: int) -> None:
         """End the workers of a group, and begin to prepare what it restarts from."""
         left = self.release(group, "lost, and being replaced")
         self._left[group] = left
-        self._fresh[group] = self._pool.submit(self._new_episodes, left, incarnation)
+        self._fresh[group] = self._pool.submit(self._fresh_state, left, incarnation)
 
     def release(self, group: Group, note: str = "") -> Left:
         """End a group and drop what it has in flight; the newest state that all of it kept."""
@@ -122,14 +127,14 @@ class GroupRestarter:
         kept: Kept = {}
         for n in group:
             spec, ended = self._specs[n], self._hosts.of
-            for bank, ticks in ended(n, lambda agent, spec=spec: agent.end(spec, note)).items():
+            for bank, ticks in ended(n, lambda host, spec=spec: host.end(spec, note)).items():
                 kept[bank] = kept.get(bank, {}) | ticks
         for n in group:
             clear = self._specs[n], together, self._rings
-            self._hosts.of(n, lambda agent, clear=clear: agent.clear_up(*clear))
+            self._hosts.of(n, lambda host, clear=clear: host.clear_up(*clear))
         newest = newest_together(kept, together)
         every = [
-            self._hosts.of(n, lambda agent, spec=self._specs[n]: agent.left(spec, newest))
+            self._hosts.of(n, lambda host, spec=self._specs[n]: host.left(spec, newest))
             for n in group
         ]
         ticks = {end: tick for left in every for end, tick in left.ticks.items()}
@@ -143,13 +148,13 @@ class GroupRestarter:
                 yield group
 
     def start(self, group: Group, incarnation: int) -> None:
-        """Start the workers of a group from what was left, or from new episodes."""
+        """Start the workers of a group from what was left, or made anew."""
         left = self._left.pop(group)
         shares = left.shares | self._fresh.pop(group).result()
         fragments = {f for n in group for f, _ in self._specs[n].seats}
         own = [c for c in self._plan.channels if {c.writer, c.reader} <= fragments]
         apart = any(c.name not in self._rings.rings for c in own)
-        doors = {n: self._hosts.of(n, lambda agent, n=n: agent.door(n)) for n in group if apart}
+        doors = {n: self._hosts.of(n, lambda host, n=n: host.door(n)) for n in group if apart}
         joins = Joins(incarnation, doors)
         for n in group:
             spec = self._specs[n]
@@ -157,15 +162,15 @@ class GroupRestarter:
             mine = {(end, name): x for (end, name), x in shares.items() if end in held}
             ticks = {end: tick for end, tick in left.ticks.items() if end in held}
             given = spec, mine, ticks, joins
-            self._hosts.of(n, lambda agent, given=given: agent.replace(*given))
+            self._hosts.of(n, lambda host, given=given: host.replace(*given))
 
-    def _new_episodes(self, left: Left, incarnation: int) -> Shares:
+    def _fresh_state(self, left: Left, incarnation: int) -> Shares:
         """What ends are to carry of what can't be kept; not the same for each incarnation."""
         if not any(stage.host for stage in self._plan.graph.stages):
             return {}
         given = {name: self._given(name) for name in self._plan.graph.inputs}
         tick = max(left.ticks.values(), default=self._start.tick) + incarnation
-        fresh = self._policy.fresh(Snapshot(tick, given)).values
+        fresh = self._restart_policy.fresh(Snapshot(tick, given)).values
         return {
             (end, name): raw(fresh[name])[self._layout.span(end, self._layout.cells[name])]
             for end in left.ticks
@@ -181,7 +186,7 @@ class GroupRestarter:
         return np.zeros(cell.rows(self._layout.rows), cell.dtype)
 
     def report(self, failure: ReportFailure) -> None:
-        """Report a failure, with the rollouts that were lost as far as is known here."""
+        """Report a failure, with the messages that were lost as far as is known here."""
         group, exit = failure.group, failure.exit
         lost = 0
         with suppress(LostError):
@@ -189,10 +194,10 @@ class GroupRestarter:
         if not failure.is_new:
             self._reported[group] = self._reported.get(group, 0) + lost
         found = WorkerFailure(exit.worker, exit.what, lost, failure.seconds, failure.is_new)
-        self._policy.tell(found)
+        self._restart_policy.tell(found)
 
     def _lost(self, group: Group) -> int:
-        """How many rollouts were lost with a group in all; other hosts may learn of it later."""
+        """How many messages were lost with a group in all; other hosts may learn of it later."""
         teams = [self._layout.teams.index(seat) for n in group for seat in self._specs[n].seats]
         return sum(found[team] for found in self._hosts.each(_losses) for team in teams)
 
@@ -201,5 +206,5 @@ class GroupRestarter:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _losses(agent: Any) -> list[int]:
-    return agent.losses()
+def _losses(host: Any) -> list[int]:
+    return host.losses()
