@@ -202,7 +202,7 @@ def test_a_loss_is_told_in_the_run_s_folder(tmp_path):
     )  # fmt: skip
     summary = json.loads((trained.folder / "summary.json").read_text())
     assert summary["status"] == "done"
-    assert (summary["replaced"], summary["lost_turns"]) == (1, 1)
+    assert (summary["replaced"], summary["dropped_rollouts"]) == (1, 1)
     assert "restarts" not in summary
 
 

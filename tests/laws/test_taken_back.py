@@ -38,10 +38,10 @@ def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(momen
         ChannelState(ChannelSpec(gate, (), ENDS, ENDS), Counts(list(p), [0] * ENDS, ledger), bundle)
         for p in puts
     ]
-    before = stiles[0].under_way
+    before = stiles[0].in_flight
     lost = take_back(stiles, {"w"}, dead)
     assert lost == begun[dead] - whole[dead]
-    assert stiles[0].under_way == before - lost
+    assert stiles[0].in_flight == before - lost
     assert take_back(stiles, {"w"}, dead) == 0, "it is counted once"
     for stile in stiles:
         assert stile.counts.puts[dead] == whole[dead]
@@ -57,7 +57,7 @@ def test_what_is_whole_stays_and_what_is_not_is_counted_and_not_waited_for(momen
     assert {n for e, n in taken if e == dead} <= set(range(used[dead], whole[dead]))
     assert not [
         turn
-        for turn, _ in ledger.under_way()
+        for turn, _ in ledger.in_flight()
         if turn[0] == dead and turn not in _left(used, whole, taken, dead)
     ]
 

@@ -118,7 +118,7 @@ def test_what_was_being_written_when_its_run_was_killed_is_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["2"]
 
 
-@pytest.mark.parametrize("file", ["told.json", "state/manifest.ocdbt", "state/_METADATA"])
+@pytest.mark.parametrize("file", ["metadata.json", "state/manifest.ocdbt", "state/_METADATA"])
 def test_whatever_file_is_cut_short_the_checkpoint_before_is_used(tmp_path, file):
     for tick in (2, 3):
         write(tmp_path / str(tick), Snapshot(tick, VALUES), {})
@@ -127,7 +127,7 @@ def test_whatever_file_is_cut_short_the_checkpoint_before_is_used(tmp_path, file
     said = []
     assert read_newest(tmp_path, said.append).snapshot.tick == 2
     assert "3 can't be read" in said[0]
-    (tmp_path / "2" / "told.json").unlink()
+    (tmp_path / "2" / "metadata.json").unlink()
     check_error(CheckpointError, lambda: read_newest(tmp_path, said.append), "none of the 2")
 
 

@@ -16,7 +16,7 @@ from shoal.runs.folder import cut_rows
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 HALF, END = 4, 6
-JSON = ["run.json", "summary.json", "checkpoints/4/told.json"]
+JSON = ["run.json", "summary.json", "checkpoints/4/metadata.json"]
 FILES = [*JSON, "metrics.jsonl", "workers.log", "plan.txt", "lock", "checkpoints/4/state"]
 COMMANDS = {
     "status": ["status"],
@@ -121,7 +121,7 @@ def check(folder, command, file, whole, capsys):
             assert rows_of(folder) == rows
         is_aside = (folder / "checkpoints/4.damaged").exists()  # and not thrown away
         assert is_aside == ("using the one before" in out)
-        assert is_aside or file != "checkpoints/4/told.json"
+        assert is_aside or file != "checkpoints/4/metadata.json"
     return code
 
 
@@ -176,7 +176,7 @@ def test_json_of_the_wrong_shape_is_answered_by_status(good, tmp_path, capsys, f
 
 def test_a_checkpoint_of_the_wrong_shape_is_not_believed(good, tmp_path):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
-    file = folder / "checkpoints/4/told.json"
+    file = folder / "checkpoints/4/metadata.json"
     record = json.loads(file.read_text())
     for wrong in wrong_values(record):
         file.write_text(json.dumps(wrong))

@@ -244,11 +244,11 @@ def test_a_restart_changes_what_was_seen_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=SLOW)])
 def test_where_ends_turn_at_their_own_pace_each_goes_on_from_its_newest(tmp_path, backend):
     part = train(tmp_path, "run", shoal.impala(2), 60, backend=backend, checkpoint_every=5).folder
-    under_way = read_record(part / "checkpoints" / "60")["under_way"]
-    assert 0 <= under_way <= 2 * ADMITTED
+    in_flight = read_record(part / "checkpoints" / "60")["in_flight"]
+    assert 0 <= in_flight <= 2 * ADMITTED
     after = resume(part, ticks=70)
     assert after.summary["ticks"] == 70
-    assert after.summary.get("lost_turns", 0) == under_way, "they were made, and never come"
+    assert after.summary.get("dropped_rollouts", 0) == in_flight, "they were made, and never come"
     assert [row["tick"] for row in rows(part)] == list(range(70))
     steps = [row["env_steps"] for row in rows(part)]
     assert len({b - a for a, b in pairwise(steps)}) == 1

@@ -11,7 +11,7 @@ from shoal.runtime.execution.worker_status import WorkerStatus
 
 def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
-    status = Status(tmp_path, {"ticks": 13, "replaced": 2, "lost_turns": 1}, print)
+    status = Status(tmp_path, {"ticks": 13, "replaced": 2, "dropped_rollouts": 1}, print)
     statuses = {
         "actor[0]": WorkerStatus(13, "", 4711, "env", 13, 75.0),
         "learner[0]": WorkerStatus(12, "learner[0] waits for actor", 4712),

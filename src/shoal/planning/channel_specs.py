@@ -27,7 +27,7 @@ class Gate:
     capacity: int
     admits: int = 0  # turns that an asynchronous reader may have in flight; 0: it is none
     bound: int | None = None  # the lag in ticks that a turn may be used with
-    anew: bool = False  # its reader waits for a newer value than it has seen
+    only_newer: bool = False  # its reader waits for a newer value than it has seen
     # By writer's end: the reader's ends that take from it, and the writer's ends they also read.
     readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     beside: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
@@ -160,8 +160,8 @@ def _gate(plan: Plan, channel: Channel, cells: Iterable[ArraySpec]) -> Gate:
     gate = Gate(channel.name, channel.writer, channel.reader, tuple(sources), channel.flow, 2)
     capacity = channel.flow.capacity if isinstance(channel.flow, Queue) else gate.lag + 2
     admits, bound = _admission(plan, channel)
-    anew = channel.reader in plan.observers
-    return replace(gate, capacity=capacity, admits=admits, bound=bound, anew=anew)
+    only_newer = channel.reader in plan.observers
+    return replace(gate, capacity=capacity, admits=admits, bound=bound, only_newer=only_newer)
 
 
 def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:

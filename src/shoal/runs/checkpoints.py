@@ -1,8 +1,8 @@
-"""Checkpoints of a run: written whole or not at all, beside the loop; the newest and best kept.
+"""Checkpoints of a run: written atomically, beside the loop; the newest and the best are kept.
 
-A checkpoint is a folder named after its tick: `state` holds the arrays (Orbax), `told.json` what is
-known of them, with a sum of each to find damage by. It is written under another name and renamed
-when it is complete, so whatever ends the process, no half of one is ever read.
+A checkpoint is a folder named after its tick: `state` holds the arrays (Orbax), `metadata.json`
+describes them, with a checksum of each. It is written under another name and renamed when it is
+complete, so no partial checkpoint is ever read, however the process ends.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class EpisodeRow(TypedDict, total=False):
 
 
 class CheckpointFile(TypedDict):
-    """What `told.json` of a checkpoint holds: its arrays, and what the run had counted by then."""
+    """The content of a checkpoint's `metadata.json`: its arrays, and the run's counts."""
 
     form: int
     tick: Index
@@ -107,7 +107,7 @@ class CheckpointFile(TypedDict):
     resumed: NotRequired[list[Index]]
     episodes: NotRequired[EpisodeRow]
     lags: NotRequired[dict[Annotated[str, "a lag"], Steps]]
-    under_way: NotRequired[Index]
+    in_flight: NotRequired[Index]
 
 
 class Saved(NamedTuple):
@@ -236,7 +236,7 @@ def write(folder: Path, snapshot: Snapshot, progress: Progress) -> None:
         orbax.save((folder / "state").resolve(), arrays)
     counts = {"form": FORM, "tick": snapshot.tick, "past": len(snapshot.past)}
     record = {**progress, **counts, "values": rows}
-    with open(folder / "told.json", "w", encoding="utf-8") as file:
+    with open(folder / "metadata.json", "w", encoding="utf-8") as file:
         file.write(json.dumps(record | {"sum": _sum_of(record)}) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -277,18 +277,18 @@ def _array(arrays: Any, index: int, row: ArrayRow) -> np.ndarray:
 def read_record(folder: Path) -> CheckpointFile:
     """The record of a checkpoint; one that makes no sense is damaged."""
     try:
-        record = read_json(folder / "told.json", CheckpointFile, FORM)
+        record = read_json(folder / "metadata.json", CheckpointFile, FORM)
     except (OSError, ShapeError) as error:
-        raise _damaged(folder, f"told.json: {why_unreadable(error)}") from error
+        raise _damaged(folder, f"metadata.json: {why_unreadable(error)}") from error
     if "sum" in record and record["sum"] != _sum_of(record):
-        raise _damaged(folder, "told.json is not what was written")
+        raise _damaged(folder, "metadata.json is not what was written")
     names = [row["name"] for row in record["values"]]
     if len(set(names)) < len(names) or record["past"] > len(names):
-        raise _damaged(folder, "told.json names an array twice, or too many of the past")
+        raise _damaged(folder, "metadata.json names an array twice, or too many of the past")
     if folder.name.isdecimal() and int(folder.name) != record["tick"]:
         raise _damaged(folder, f"it says that it is of tick {record['tick']}")
     if not all(lag.isdecimal() for lag in record.get("lags", {})):
-        raise _damaged(folder, "told.json counts lags that are no numbers")
+        raise _damaged(folder, "metadata.json counts lags that are no numbers")
     return record
 
 

@@ -138,7 +138,7 @@ def run_job(
         stack.callback(logger.close)
         saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
         recovery = _recovery(drawn.graph, record, summary, say)
-        _lose(summary, say, since.progress.get("under_way", 0))
+        _lose(summary, say, since.progress.get("in_flight", 0))
         with listening(say), environments_closed():
             result = _run(drawn, record, since, saving, recovery)
             if not result.stopped_by:
@@ -165,7 +165,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
 
     def replaced(loss: WorkerFailure) -> None:
         lost = loss.lost - known.pop(loss.worker, 0)
-        summary["lost_turns"] = summary.get("lost_turns", 0) + lost
+        summary["dropped_rollouts"] = summary.get("dropped_rollouts", 0) + lost
         if loss.is_new:
             summary["replaced"] = summary.get("replaced", 0) + 1
             known[loss.worker] = loss.lost
@@ -188,7 +188,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
 def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
     """Count rollouts that were in flight in the state that a run starts from: they are dropped."""
     if turns:
-        summary["lost_turns"] = summary.get("lost_turns", 0) + turns
+        summary["dropped_rollouts"] = summary.get("dropped_rollouts", 0) + turns
         say(f"{turns} {'rollout' if turns == 1 else 'rollouts'} in flight then dropped")
 
 
@@ -357,7 +357,7 @@ class Saving:
             # Asynchronous replicas gave their parts later than that.
             counts = self.logger.counts(snapshot.tick)
         if counts is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
-            self._checkpoints.write(snapshot, {**counts, "under_way": snapshot.under_way})
+            self._checkpoints.write(snapshot, {**counts, "in_flight": snapshot.in_flight})
         self.logger.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 

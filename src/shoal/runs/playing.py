@@ -38,7 +38,7 @@ def load(
     if which not in WHICH:
         raise SettingError(f"which={which!r}", f"Say one of: {', '.join(WHICH)}.")
     run = Path(run)
-    is_one = (run / "told.json").exists()
+    is_one = (run / "metadata.json").exists()
     folder = run.resolve().parent.parent if is_one else run
     record, trusted = open_run(folder, trust=trust)
     job = made_job(folder, record, {"algorithm": algorithm, "env": env}, trusted=trusted)

@@ -23,7 +23,12 @@ from shoal.shapes import Index, Seconds, ShapeError, Steps, read_json, why_unrea
 FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
 LATE_S = 10 * EVERY  # since a run in progress has written its status last
-COPIED = ("ticks", "restarts", "replaced", "lost_turns")  # from a run's summary, while it runs
+COPIED = (
+    "ticks",
+    "restarts",
+    "replaced",
+    "dropped_rollouts",
+)  # from a run's summary, while it runs
 
 
 class Losses(TypedDict):
@@ -31,7 +36,7 @@ class Losses(TypedDict):
 
     restarts: NotRequired[Steps]
     replaced: NotRequired[Steps]
-    lost_turns: NotRequired[Steps]
+    dropped_rollouts: NotRequired[Steps]
 
 
 class SummaryFile(Losses):
@@ -177,7 +182,7 @@ def read_status(folder: Path) -> tuple[SummaryFile, StatusFile | None]:
 
 def _losses(summary: SummaryFile) -> str:
     """What was lost so far, if anything was."""
-    names = {"restarts": "restarts", "replaced": "replaced", "lost_turns": "rollouts dropped"}
+    names = {"restarts": "restarts", "replaced": "replaced", "dropped_rollouts": "rollouts dropped"}
     return "".join(f", {count} {names[n]}" for n, count in summary.items() if n in names and count)
 
 

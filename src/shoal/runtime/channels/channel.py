@@ -43,7 +43,7 @@ class FlowControl(Protocol):
         ...
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Turns that asynchronous writers have begun, and the reader has yet to use."""
         ...
 
@@ -204,12 +204,12 @@ class ChannelState:
         self._may_take = [Cursor() for _ in range(self.sheet.readers)]
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Turns that asynchronous writers have begun, and the reader has yet to use."""
         ledger = self.counts.ledger
         if self.bundle is None or ledger is None:
             return 0
-        return sum(1 for _ in ledger.under_way())
+        return sum(1 for _ in ledger.in_flight())
 
     def may_put(self, end: int) -> bool:
         """Whether a writer's end has room for its next message."""

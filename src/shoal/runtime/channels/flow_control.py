@@ -52,7 +52,7 @@ class Ledger:
         """The turn begun last is made from a newer version."""
         self.versions[end * self.depth + (self.begun[end] - 1) % self.depth] = version
 
-    def under_way(self) -> Iterator[tuple[Turn, int]]:
+    def in_flight(self) -> Iterator[tuple[Turn, int]]:
         """Turns that are begun and not used, with their versions."""
         for end in range(len(self.used)):
             for number in range(self.used[end], self.begun[end]):
@@ -121,7 +121,7 @@ def may_take(
     needed = taken
     if isinstance(flow, Latest):
         needed = 0 if flow.max_lag is None else max(0, tick - flow.max_lag)
-        if gate.anew:
+        if gate.only_newer:
             needed = counts.takes[end]
         elif gate.admits:
             assert counts.ledger is not None
@@ -147,7 +147,7 @@ def choose(
         return Missing(count=take - len(arrived))
     chosen: dict[Turn, None] = {}
     if gate.bound is not None:
-        due = sorted((version + gate.bound, turn) for turn, version in ledger.under_way())
+        due = sorted((version + gate.bound, turn) for turn, version in ledger.in_flight())
         urgent: list[Turn] = []
         for i, (deadline, turn) in enumerate(due):
             urgent.append(turn)

@@ -90,4 +90,4 @@ class KeptState:
         bank = banks[self._counted[0]]
         in_flight = max(flights[bank] for flights in self._hosts.each(HostAgent.flights))
         values = {name: as_jax[name] for name in inputs}
-        return Snapshot(tick, values, past, under_way=in_flight)
+        return Snapshot(tick, values, past, in_flight=in_flight)

@@ -84,7 +84,7 @@ class RecoveryPolicy:
                     raise
                 memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
                 self.tell(error, start.tick)
-                self.dropped(start.under_way)
+                self.dropped(start.in_flight)
                 lost = error
             except PlaceError as error:
                 # For a while a cluster counts hosts that are gone, and hasn't those that come back.

@@ -198,8 +198,8 @@ class _ProcessReporter:
 def leave(board: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
     """Write what an end carries to a bank."""
     values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
-    if worker.under_way is not None:
-        board.write_flight(bank, worker.under_way)
+    if worker.in_flight is not None:
+        board.write_flight(bank, worker.in_flight)
     board.write(bank, worker.replica, worker.tick, values)
 
 

@@ -165,7 +165,7 @@ class _Open:
         self.sheet = sheet
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Nothing is asynchronous here."""
         return 0
 

@@ -184,8 +184,8 @@ class LocalRun:
             for name in past_names(line):
                 past[name] = self._joined(value_of(name), [rows[name] for rows in held])
         tick = next(s.tick for (f, _), s in in_order if f not in plan.asynchronous)
-        under_way = max(share.under_way for share in shares.values())
-        return Snapshot(tick, values, past, under_way=under_way)
+        in_flight = max(share.in_flight for share in shares.values())
+        return Snapshot(tick, values, past, in_flight=in_flight)
 
     def _joined(self, name: str, rows: list[Any]) -> Any:
         """A value from its owner's ends, on one device, where it meets all the others."""

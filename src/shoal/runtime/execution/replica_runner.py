@@ -199,14 +199,14 @@ class ReplicaRunner:
         }
 
     @property
-    def under_way(self) -> int | None:
+    def in_flight(self) -> int | None:
         """Turns of asynchronous writers in flight: begun, and not yet used by this endpoint.
 
         None if it uses none.
         """
         stiles = [channel.state for channel in self._channels.values()]
         mine = [s for s in stiles if s.sheet.gate.reader == self.replica[0]]
-        return next((s.under_way for s in mine if takes_some(s.sheet.gate.flow)), None)
+        return next((s.in_flight for s in mine if takes_some(s.sheet.gate.flow)), None)
 
     @property
     def _turn_number(self) -> int:
@@ -302,7 +302,7 @@ class ReplicaRunner:
     def share(self) -> Share:
         """A copy of what this end carries, and what it sent to lagged readers."""
         carried = {name: self._executor.copy(x) for name, x in self.carried.items()}
-        return Share(self.tick, carried, self.past, self.under_way or 0)
+        return Share(self.tick, carried, self.past, self.in_flight or 0)
 
     def handed_over(self) -> Share:
         """The same without a copy, of an end that doesn't go on."""

@@ -21,7 +21,7 @@ class Snapshot:
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
     is_owned: bool = False  # no other holds these arrays: a run may use them up
-    under_way: int = 0  # asynchronous turns that were begun and not used: they are dropped
+    in_flight: int = 0  # asynchronous turns that were begun and not used: they are dropped
 
     def without(self, names: Iterable[str]) -> Snapshot:
         """What is left of it when these values are given away."""
@@ -46,7 +46,7 @@ class Share(NamedTuple):
     tick: int
     carried: dict[str, Any]
     past: dict[str, Any]
-    under_way: int = 0
+    in_flight: int = 0
 
 
 class Asked(NamedTuple):
