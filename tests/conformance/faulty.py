@@ -64,9 +64,9 @@ class Rows:
             self.mark("opened")
         self.x = self.x + 1
         obs = self.x.copy()
-        if self.steps == self.simulator.after and self.simulator.fault in FAULTS:
+        if self.steps == self.simulator.after and self.simulator.fault in ALL:
             self.mark("failing")
-            found = FAULTS[self.simulator.fault](self, obs)
+            found = ALL[self.simulator.fault](self, obs)
             obs = obs if found is None else found
         reward, no = np.ones(self.count, np.float32), np.zeros(self.count, bool)
         return Moves((obs,), reward, no, no, (obs,), reward)
@@ -128,7 +128,7 @@ def print_for_ever(rows: Rows, obs: np.ndarray) -> None:
 def run_out_of_memory(rows: Rows, obs: np.ndarray) -> None:
     """Takes more memory than there is for this process."""
     resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
-    rows.hoard = [np.ones(2**27) for _ in range(9)]  # a gigabyte each
+    rows.hoard = [np.empty(2**27) for _ in range(9)]  # a gigabyte each, none of it touched
 
 
 def die() -> None:
@@ -139,7 +139,6 @@ def die() -> None:
 
 FAULTS: dict[str, Callable[[Rows, np.ndarray], Any]] = {
     "raise": raise_error,
-    "hang once": hang_once,
     "hang": lambda rows, obs: time.sleep(600),
     "hang and hold the GIL": hold_the_lock,
     "exit 0": lambda rows, obs: os._exit(0),
@@ -161,6 +160,7 @@ FAULTS: dict[str, Callable[[Rows, np.ndarray], Any]] = {
     "memory": run_out_of_memory,
     "close hangs": lambda rows, obs: None,
 }
+ALL = {**FAULTS, "hang once": hang_once}
 
 
 def start_simulator(**how: Any) -> subprocess.Popen:

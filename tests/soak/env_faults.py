@@ -26,7 +26,6 @@ TESTS = Path(__file__).parents[1]
 BACKENDS, FLOWS = ("threads", "processes", "ray"), ("lockstep", "asynchronous")
 FAILS = {
     "raise": "ValueError: the ball is out of the field",
-    "hang once": "in stage `env` at tick .*, longer than the step timeout of 2 s",
     "hang": "in stage `env` at tick .*, longer than the step timeout of 2 s",
     "hang and hold the GIL": "in stage `env` at tick .*, longer than the step timeout of 2 s",
     "print without end": "in stage `env` at tick .*, longer than the step timeout of 2 s",
