@@ -129,7 +129,7 @@ def test_a_whole_batch_stage_that_is_replicated_without_a_mean(distribution):
 
 
 @pytest.mark.parametrize("distribution", [shoal.fused(), shoal.single_learner_coarse(1)])
-def test_one_replica_need_not_agree_with_anybody(distribution):
+def test_one_replica_needs_no_agreement(distribution):
     start = traced(plain).origin.start(0, 8)
     result = shoal.run(planned(plain, distribution), ticks=2, state=start)
     # One jitted call takes only what lies on one device.

@@ -1,4 +1,4 @@
-"""What `shoal algorithms` tells, and that an algorithm is refused where it can't act."""
+"""What `shoal algorithms` prints, and that an algorithm is refused where it can't act."""
 
 import dataclasses
 from typing import ClassVar
@@ -33,8 +33,8 @@ CHOICE, BOX = Discrete(2), Box(-1.0, 1.0, (3,))
 def test_every_algorithm_says_its_paper_its_action_spaces_and_what_it_is(name, capsys):
     assert main(["algorithms"]) == 0
     kind = ALGORITHMS[name]
-    told = "\n" + capsys.readouterr().out
-    entry = told.split(f"\n{name}: ")[1].split("\n\n")[0].splitlines()
+    printed = "\n" + capsys.readouterr().out
+    entry = printed.split(f"\n{name}: ")[1].split("\n\n")[0].splitlines()
     assert entry[0]
     assert entry[1].split(maxsplit=1) == ["paper", kind.paper]
     assert set(kind.actions) <= {*ACTIONS, Groups}
@@ -54,8 +54,8 @@ def test_every_setting_is_shown_with_its_default(name, capsys):
 
 def test_a_setting_is_shown_with_the_comment_beside_it(capsys):
     main(["algorithms", "ppo"])
-    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert any(line.startswith("num_minibatches: int = 4 an epoch; each has") for line in told)
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("num_minibatches: int = 4 an epoch; each has") for line in printed)
 
 
 MIXED = Groups((("a", CHOICE), ("b", BOX)))

@@ -142,7 +142,7 @@ def no_file_larger_than(nbytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_checkpoints_before_it_and_is_told(tmp_path):
+def test_a_full_disk_is_reported_and_earlier_checkpoints_remain(tmp_path):
     said = []
     checkpoints = Checkpoints(tmp_path, 2, said.append)
     large = {"w": jax.random.normal(jax.random.key(0), (300_000,))}

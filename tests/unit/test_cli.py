@@ -119,7 +119,7 @@ def state_in(run):
 # Training
 
 
-def test_a_rate_is_told_only_of_ticks_that_took_long_enough():
+def test_a_rate_is_reported_only_for_ticks_that_took_long_enough():
     assert steps_per_second(2048, 2, 0.0004) is None
     assert steps_per_second(2048, 1, 0.0) is None
     assert steps_per_second(2048, 11, 2.0) == 10240
@@ -131,7 +131,7 @@ def test_without_a_word_it_says_what_there_is(tmp_path):
     assert "shoal train ppo CartPole-v1" in out
 
 
-def test_the_newest_run_is_told_of_if_none_is_named(tmp_path):
+def test_status_shows_the_newest_run_by_default(tmp_path):
     code, _, err = shoal(tmp_path, "status")
     assert code == 2
     assert "there is no run in runs" in err
@@ -242,14 +242,14 @@ def test_verify_says_whether_the_numbers_are_the_same(folder):
 # Errors
 
 
-def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(folder):
+def test_an_error_is_one_line_and_has_a_traceback_only_with_debug(folder):
     words = ["train", *OWN, "--set", "grows=True"]
     code, out, err = shoal(folder, *words)
     assert (code, out) == (2, "")
     place = 1 + MINE.splitlines().index("    def tick(self, env, state):")
     (line,) = err.splitlines()
-    told = "TraceError: tick changes `w` from float32[] to float32[1]"
-    assert line.startswith(f"{told} ({folder.name}/mine.py:{place}). ")
+    error = "TraceError: tick changes `w` from float32[] to float32[1]"
+    assert line.startswith(f"{error} ({folder.name}/mine.py:{place}). ")
     assert "init" in line
     code, _, debugged = shoal(folder, *words, "--debug")
     assert code == 2
@@ -259,7 +259,7 @@ def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(fo
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["train", "pp", "CartPole-v1"], ["unknown algorithm `pp`", "`ppo`"]),
         (["train", *OWN, "--set", "rat=1"], ["unknown setting of Mine `rat`", "`rate`"]),
@@ -286,28 +286,26 @@ def test_an_error_is_told_in_one_line_and_with_a_traceback_only_for_debugging(fo
         (["graph", *OWN, "--out", "graph.pdf"], ["can't write graph.pdf", ".html"]),
     ],
 )
-def test_a_mistake_on_the_command_line_is_told_with_the_way_out(
-    words, told, folder, monkeypatch, capsys
-):
+def test_a_command_line_error_says_how_to_fix_it(words, expected, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(words) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert [word for word in told if word not in err] == [], err
+    assert [word for word in expected if word not in err] == [], err
     assert not (folder / "runs").exists()
 
 
-def test_an_error_of_the_users_own_code_is_told_with_its_place(folder, monkeypatch, capsys):
+def test_an_error_in_user_code_names_its_line(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["graph", "mine.py:Unsaid", "mine.py:World"]) == 1
     err = capsys.readouterr().err
-    told = ["AssertionError (", "mine.py:", "--debug"]
-    assert [word for word in told if word not in err] == [], err
+    expected = ["AssertionError (", "mine.py:", "--debug"]
+    assert [word for word in expected if word not in err] == [], err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["train", *OWN, "--tick", "3"], "did you mean --ticks?"),
         (["trane", *OWN], "'train'"),
@@ -315,18 +313,18 @@ def test_an_error_of_the_users_own_code_is_told_with_its_place(folder, monkeypat
         (["train"], "required"),
     ],
 )
-def test_words_that_no_option_has_are_told_in_one_line(words, told, folder, monkeypatch, capsys):
+def test_invalid_options_are_rejected_in_one_line(words, expected, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert told in err
+    assert expected in err
     assert not (folder / "runs").exists()
 
 
-def test_a_file_that_cannot_be_written_is_told(folder, monkeypatch, capsys):
+def test_a_file_that_cannot_be_written_is_reported(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "is.txt").mkdir()
     assert main(["graph", *OWN, "--out", "is.txt"]) == 2
@@ -350,7 +348,7 @@ def test_settings_reach_an_environment_that_a_file_makes(folder, monkeypatch, ca
 
 
 def interrupt(folder, words, event):
-    """Send Ctrl-C once `event` is there; the exit status, and what was told after all."""
+    """Send Ctrl-C once `event` is there; return the exit status and the output."""
     process = subprocess.Popen(
         [*COMMAND, "train", *words],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a run folder: the run goes on from what is whole, or one line."""
+"""A damaged file in a run folder: the run resumes from an intact one, or fails with one line."""
 
 import json
 import os
@@ -226,7 +226,7 @@ def test_keeping_no_checkpoints_is_refused_before_anything_is_written(good, tmp_
         assert contents(folder) == before
 
 
-def test_a_folder_that_moves_while_its_run_goes_on_is_an_error(tmp_path, capsys):
+def test_a_folder_that_moves_during_its_run_is_an_error(tmp_path, capsys):
     moved, rows = tmp_path / "moved", []
 
     @shoal.host(lambda x: x)
@@ -247,7 +247,7 @@ def test_a_folder_that_moves_while_its_run_goes_on_is_an_error(tmp_path, capsys)
     assert json.loads((moved / "run.json").read_text())["ticks"] == 5
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_that_cannot_be_written_to_is_read_and_not_resumed(good, tmp_path, capsys):
     for parent in tmp_path.parents:
         if parent != parent.parent and parent.stat().st_uid == 0 and parent != Path("/tmp"):

@@ -83,7 +83,7 @@ def test_an_episode_is_what_the_simulator_alone_would_have_made_of_it(actions, s
             assert steps.obs[t] == place
 
 
-def test_episodes_start_anew_each_time():
+def test_episodes_start_from_different_states():
     _, steps = play(Environment("walk", Walk()), keys(1), jnp.ones((400, 1), int))
     starts = steps.obs[steps.truncated]
     assert len(starts) == 100
@@ -126,7 +126,7 @@ class ConstantWalk(CostlyWalk):
         return moved._replace(state=(moved.state, 0.0))
 
 
-def test_a_costly_reset_bears_what_is_the_same_in_all_environments():
+def test_a_costly_reset_supports_state_that_all_environments_share():
     env = Environment("walk", ConstantWalk())
     states, _ = jax.eval_shape(env.reset, keys(3))
     after, _ = jax.eval_shape(env.step, states, jax.ShapeDtypeStruct((3,), int))
@@ -224,11 +224,11 @@ class Old:
     def step_env(self, key, state, action, params):
         at, time = state["at"] + action, state["time"] + 1
         done = (at >= 3) | (time >= params.max_steps_in_episode)
-        # As MinAtar does: the state itself says that the episode is over, for whichever reason.
+        # As MinAtar does: the state itself says that the episode is over, for any reason.
         return at[None] * 1.0, {"at": at, "time": time, "over": done}, 1.0, done, {}
 
 
-def test_gymnax_before_1_tells_truncated_from_terminated(monkeypatch):
+def test_gymnax_before_1_distinguishes_truncated_from_terminated(monkeypatch):
     made = family._Made(Old(), Old.Params(), Box(0.0, 9.0, (1,)), Discrete(2))
     monkeypatch.setattr(family, "_make", lambda name, settings: made)
     env = Environment("old", family.GymnaxSimulator("Old-v0"))

@@ -75,7 +75,7 @@ def test_the_same_seeds_give_the_same_course_whatever_the_threads():
 
 @pytest.mark.parametrize("simulator", [CARTPOLE, SHORT], ids=["terminates", "runs out"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_environments_heard_one_by_one_take_the_same_course(simulator, threads):
+def test_asynchronous_environments_give_the_same_steps(simulator, threads):
     settings = (*simulator.settings, ("asynchronous", True), ("num_threads", threads))
     apart = EnvPoolSimulator(simulator.id, settings)
     actions = random_actions(simulator, 60)

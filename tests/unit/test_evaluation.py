@@ -99,7 +99,7 @@ both = pytest.mark.parametrize("world", [WORLD, PYTHON], ids=["compiled", "pytho
 
 
 @cache
-def told(world, **settings):
+def evaluations(world, **settings):
     """Evaluations by tick, where it is not on the side."""
     algorithm = Evaluated(Greedy(settings.pop("counts", False)), episodes=4, **settings)
     policy = shoal.fused() if world is WORLD else shoal.single_learner_fine(1)
@@ -112,19 +112,19 @@ def told(world, **settings):
 @both
 def test_whole_episodes_are_played_with_what_there_is_before_a_tick(world):
     each = [(4.0 * LONG * (tick + 1), 4.0 * LONG, 4.0, 0.0) for tick in range(TICKS)]
-    assert told(world, every=1) == each
+    assert evaluations(world, every=1) == each
     nothing = (0.0, 0.0, 0.0, 0.0)
-    assert told(world, every=3) == [each[0], nothing, nothing, each[3], nothing]
+    assert evaluations(world, every=3) == [each[0], nothing, nothing, each[3], nothing]
 
 
 @both
 def test_an_episode_that_lasts_too_long_counts_with_its_return_so_far(world):
-    assert told(world, every=5, steps=3)[0] == (4.0 * 3, 4.0 * 3, 4.0, 4.0)
+    assert evaluations(world, every=5, steps=3)[0] == (4.0 * 3, 4.0 * 3, 4.0, 4.0)
 
 
 @both
 def test_what_is_remembered_is_handed_on_from_step_to_step(world):
-    assert told(world, every=5, counts=True)[0][0] == 4.0 * sum(range(LONG))
+    assert evaluations(world, every=5, counts=True)[0][0] == 4.0 * sum(range(LONG))
 
 
 @both

@@ -33,7 +33,7 @@ def planned(policy, loop="ppo"):
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "message"),
     [
         (asynchronous(take=5), "is to take 5 of 4 replicas"),
         (asynchronous(max_lag=2), "only 3 of 4 replicas of `actor` could work"),
@@ -42,8 +42,8 @@ def planned(policy, loop="ppo"):
     ],
     ids=["too many", "too little lag", "two learners", "lockstep"],
 )
-def test_a_queue_that_could_not_work_is_refused(policy, told):
-    with pytest.raises(shoal.ShoalError, match=told) as caught:
+def test_a_queue_that_could_not_work_is_refused(policy, message):
+    with pytest.raises(shoal.ShoalError, match=message) as caught:
         planned(policy)
     assert caught.value.fix
 
@@ -73,8 +73,8 @@ def test_who_takes_the_first_to_come_may_carry_no_rows():
         shoal.plan(graph, asynchronous(), ONE)
 
 
-class Told:
-    """A loop whose world and mind both read what is learnt."""
+class TwoReaders:
+    """A loop whose environment stage and policy stage both read the learnt parameters."""
 
     def init(self, key, env, envs):
         return jnp.float32(0), jnp.zeros(envs)
@@ -98,9 +98,9 @@ class Told:
         return learnt + shoal.mean(jnp.mean(seen))
 
 
-def test_a_turn_begins_from_one_piece_of_news():
+def test_the_latest_values_are_read_by_one_fragment():
     with pytest.raises(shoal.ShoalError, match="latest values of `learner` twice"):
-        shoal.plan(shoal.trace(Told(), envs=8), shoal.impala(2, inference=1), ONE)
+        shoal.plan(shoal.trace(TwoReaders(), envs=8), shoal.impala(2, inference=1), ONE)
 
 
 def test_a_server_serves_stages_of_one_environment_only():
@@ -123,7 +123,7 @@ NONSENSE = {
     "takes none": lambda: shoal.Queue(2, 0),
     "serves none": lambda: shoal.Serve(0),
     "waits back": lambda: shoal.Serve(max_wait=-1.0),
-    "nobody serves": lambda: shoal.impala(4, ring=2),
+    "no server": lambda: shoal.impala(4, ring=2),
     "no ring": lambda: shoal.Fragment("a", ("env",), ring=0),
     "beside none": lambda: shoal.DistributionPolicy(
         "p", (shoal.Fragment("a", ("*",), beside="b"),)

@@ -79,8 +79,8 @@ def test_a_frame_that_was_changed_is_refused_or_differs_only_in_itself(talk, at,
 @LAW
 @given(talk=talks(), at=st.integers(0))
 def test_whatever_had_come_when_a_connection_broke_the_rest_makes_it_whole(talk, at):
-    data, heard = sent(talk), Heard()
-    inbox = Inbox(Incoming(BODIES), heard)
+    data, handler = sent(talk), Heard()
+    inbox = Inbox(Incoming(BODIES), handler)
     for part in (data[: at % (len(data) + 1)], None):
         if part is None:  # a new connection, on which the other side sends what is missing
             inbox.restart()
@@ -89,7 +89,7 @@ def test_whatever_had_come_when_a_connection_broke_the_rest_makes_it_whole(talk,
         sock = Pieces(part, at_once())
         while sock.rest:
             inbox.read(sock)
-    assert heard.frames == talk
+    assert handler.frames == talk
 
 
 @pytest.mark.parametrize(

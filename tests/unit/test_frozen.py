@@ -140,7 +140,7 @@ def test_constants_that_are_the_same_each_time_are_none():
     check_not_frozen(Origin(Toy(plain), None), 8)
 
 
-def test_two_traces_of_one_function_tell_all_that_differs():
+def test_two_traces_of_one_function_find_all_that_differs():
     def made(scale):
         return jax.make_jaxpr(lambda x: jnp.sin(x) * scale + np.full(3, scale))(jnp.ones(3))
 

@@ -18,8 +18,8 @@ KEY = jax.random.key(0)
 
 
 @dataclass(frozen=True)
-class Told:
-    """One agent, told which two of four actions it may take now, beside a world it can't see."""
+class Masked:
+    """One agent that may take two of four actions, and a world state it doesn't observe."""
 
     observation_space = Dict(
         (
@@ -52,7 +52,7 @@ MASKED += [PPO(**SMALL, update_epochs=1, num_minibatches=2, norm_obs=True, memor
 
 @pytest.mark.parametrize("algorithm", MASKED)
 def test_masked_actions_are_never_taken_and_the_world_is_never_seen(algorithm):
-    env = Environment("told", Told())
+    env = Environment("masked", Masked())
     state = algorithm.init(KEY, env, 8)
     params = state.learner.params
     seen = [x.shape[0] for x in jax.tree.leaves(params.actor) if x.ndim == 2]
@@ -71,7 +71,7 @@ def test_masked_actions_are_never_taken_and_the_world_is_never_seen(algorithm):
 
 def test_action_values_refuse_a_mask():
     with pytest.raises(SettingError, match="mask"):
-        DQN().init(KEY, Environment("told", Told()), 2)
+        DQN().init(KEY, Environment("masked", Masked()), 2)
 
 
 @pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])

@@ -12,11 +12,11 @@ from shoal.runs.records import scalars
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 
-def test_a_row_tells_means_of_the_episodes_that_ended_in_it():
+def test_a_row_has_the_means_of_the_episodes_that_ended_in_it():
     metrics = {"episodes": np.array([2.0, 1.0]), "episode_return": np.array([10.0, 5.0])}
     metrics |= {"episode_length": np.array([6.0, 3.0]), "loss": np.array(0.5)}
-    told = {"episodes": 3, "episode_return": 5, "episode_length": 3, "loss": 0.5}
-    assert scalars(metrics) == told
+    expected = {"episodes": 3, "episode_return": 5, "episode_length": 3, "loss": 0.5}
+    assert scalars(metrics) == expected
     none = scalars({name: 0 * x for name, x in metrics.items()})
     assert (none["episodes"], none["episode_return"], none["episode_length"]) == (0, None, None)
 

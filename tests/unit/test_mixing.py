@@ -81,7 +81,7 @@ def test_what_may_not_be_done_is_never_chosen(mask, epsilon, seed):
         assert (drawn == np.argmax(worth, axis=-1)).all()
 
 
-def test_agents_of_one_network_are_told_who_they_are():
+def test_agents_that_share_a_network_receive_their_index():
     own = jnp.ones((2, 3))
     _, worth = mixing.judge(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
     assert np.abs(worth[0] - worth[1]).max() > 1e-3
@@ -138,8 +138,8 @@ class TestTargets:
             follow[t] = mixing.mix(target.mixer, jnp.stack(chosen), world)
         wanted, after = np.zeros(self.steps), follow[-1]
         for t in reversed(range(self.steps)):
-            goes_on = td_lambda * (not batch.ended[t, 0])
-            ahead = (1 - goes_on) * follow[t] + goes_on * after
+            weight = td_lambda * (not batch.ended[t, 0])
+            ahead = (1 - weight) * follow[t] + weight * after
             after = batch.reward[t, 0] + 0.9 * (not batch.terminated[t, 0]) * ahead
             wanted[t] = 0.5 * (total[t] - after) ** 2
         loss, parts = jax.jit(algorithm.loss)(params, target, batch)

@@ -52,7 +52,7 @@ class Supervised:
         return state["w"] * obs, memory
 
 
-def test_a_loop_without_environments_trains_and_leaves_a_run_that_goes_on(tmp_path):
+def test_a_loop_without_environments_trains_and_resumes(tmp_path):
     half = shoal.train(Supervised(), None, ticks=20, folder=tmp_path)
     assert half.folder == tmp_path / "supervised-1"
     assert (half.summary["envs"], half.summary["env_steps"]) == (8, 0)

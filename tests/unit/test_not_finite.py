@@ -116,7 +116,7 @@ def test_the_stage_at_fault_is_found_inside_loops_and_stages(turn, distribution,
     check_error(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
 
 
-def test_nan_between_stages_is_told_with_its_line():
+def test_nan_between_stages_is_reported_with_its_line():
     words = ["is NaN at tick 5", "`sqrt` between stages", line("sour glue")]
     check_error(NotFiniteError, lambda: shoal.run(planned(sour_in_glue, COARSE), ticks=9), *words)
 
@@ -173,7 +173,7 @@ def test_a_nan_is_found_among_infinities_that_are_meant():
     check_error(NotFiniteError, lambda: shoal.run(plan, "inline", ticks=9), *words)
 
 
-def test_returns_without_bound_are_told_as_json(tmp_path):
+def test_infinite_returns_are_written_as_json(tmp_path):
     def returned(state):
         state, _ = plain(state)
         return state, {"episodes": jnp.float32(2), "episode_return": -jnp.inf * (1 + state.age)}

@@ -66,7 +66,7 @@ def test_a_value_that_cannot_be_meant_is_refused_and_nothing_is_written(tmp_path
         assert list(tmp_path.iterdir()) == [], value
 
 
-def test_seeds_that_jax_tells_apart_are_taken(tmp_path):
+def test_seeds_that_jax_distinguishes_are_accepted(tmp_path):
     how = {"ticks": 1, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path}
     assert shoal.train(Toy(plain), None, seed=2**32 - 1, **how).summary["seed"] == 2**32 - 1
 

@@ -68,11 +68,11 @@ def test_small_messages_go_as_they_are():
 @LAW
 @given(data=st.binary(min_size=1, max_size=99))
 def test_noise_is_refused_or_fills_exactly_the_room(data):
-    parcel = Codec([((100,), np.dtype("uint8"))], WAYS[1])
-    parcel.room(len(data))[:] = np.frombuffer(data, np.uint8)
+    codec = Codec([((100,), np.dtype("uint8"))], WAYS[1])
+    codec.room(len(data))[:] = np.frombuffer(data, np.uint8)
     with suppress(ProtocolError):
-        parcel.unpack(len(data))
-    assert parcel.arrays[0].nbytes == 100
+        codec.unpack(len(data))
+    assert codec.arrays[0].nbytes == 100
 
 
 def test_what_cannot_be_done_is_refused():

@@ -119,13 +119,13 @@ def test_a_fragment_shows_its_own_stages_in_their_loops():
     assert [box["label"] for box in fitter["inside"]["boxes"]] == ["fit"]
 
 
-def test_a_graph_sees_through_glue_and_tells_this_turn_from_the_next():
+def test_a_graph_skips_glue_and_marks_carried_values():
     arrows = Page(graph_page(example_graph())).drawing["arrows"]
     seen = [(a["writer"], a["reader"], a["kind"], [v[0] for v in a["values"]]) for a in arrows]
     assert seen == [("loop", "fit", "made", ["sum"]), ("fit", "loop", "carried", ["params"])]
 
 
-def test_a_source_line_is_told_on_hover():
+def test_a_source_line_is_shown_on_hover():
     fit = Page(graph_page(example_graph())).drawing["boxes"][1]
     assert ["source", "mine.py:3"] in fit["facts"]
 

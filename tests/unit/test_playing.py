@@ -65,7 +65,7 @@ def test_a_checkpoint_is_loaded_as_well_and_so_is_the_best(run):
     assert len({int(action) for action in actions}) == 1
 
 
-def test_what_can_not_act_is_told(run, tmp_path):
+def test_invalid_observations_and_runs_are_rejected(run, tmp_path):
     agent = shoal.load(run)
     check_error(SettingError, lambda: agent.act(np.zeros(3)), "not [3]", "first axis")
     check_error(SettingError, lambda: agent.act(np.zeros((2, 2, 4))), "not [2, 2, 4]")

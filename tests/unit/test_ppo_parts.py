@@ -122,8 +122,8 @@ def test_an_advantage_looks_as_far_as_its_own_episode_goes():
             follows = last_obs[t, i] if truncated[t, i] else obs[t + 1, i]
             worth = 0.0 if terminated[t, i] else SMALL.gamma * value(follows)
             surprise = rollout.reward[t, i] + worth - value(obs[t, i])
-            goes_on = not (terminated[t, i] or truncated[t, i])
-            advantage = surprise + SMALL.gamma * SMALL.gae_lambda * goes_on * advantage
+            continues = not (terminated[t, i] or truncated[t, i])
+            advantage = surprise + SMALL.gamma * SMALL.gae_lambda * continues * advantage
             np.testing.assert_allclose(batch.advantage[t, i], advantage, rtol=1e-3, atol=1e-3)
 
 

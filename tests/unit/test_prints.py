@@ -137,10 +137,10 @@ def test_a_plan_as_data_survives_json_and_names_every_fragment_channel_and_stage
 def test_the_page_of_a_plan_shows_what_the_plan_says(policy):
     data = planned(policy, "two CPUs and a GPU").to_json()
     page = plan_page(data)
-    told = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    visible = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     shown = [f["name"] for f in data["fragments"]] + [c["kind"] for c in data["channels"]]
     shown += [stage for f in data["fragments"] for stage in f["stages"]]
-    assert [word for word in shown if word not in told] == []
+    assert [word for word in shown if word not in visible] == []
     drawing = json.loads(re.search(r'id="drawing">(.*?)</script>', page)[1])
     assert [box["label"] for box in drawing["boxes"]] == [f["name"] for f in data["fragments"]]
     assert len(drawing["arrows"]) <= len(data["channels"])
@@ -148,7 +148,7 @@ def test_the_page_of_a_plan_shows_what_the_plan_says(policy):
 
 def test_the_page_of_a_graph_shows_every_stage_with_its_line():
     data = ppo().to_json()
-    told = re.sub(r"<script.*?</script>", "", graph_page(data), flags=re.DOTALL)
+    visible = re.sub(r"<script.*?</script>", "", graph_page(data), flags=re.DOTALL)
     for stage in every_stage(data):
-        assert stage["stage"] in told
-        assert stage["source"] in told
+        assert stage["stage"] in visible
+        assert stage["source"] in visible

@@ -66,7 +66,7 @@ def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memo
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: DQN(num_steps=3, batch_size_per_env=2, samples_per_insert=1.0),
@@ -83,8 +83,8 @@ def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memo
         (lambda: R2D2(memory="transformer"), "can't keep `transformer`"),
     ],
 )
-def test_settings_that_can_not_work_are_told_of(make, told):
-    with pytest.raises(shoal.ShoalError, match=told):
+def test_invalid_settings_are_rejected(make, message):
+    with pytest.raises(shoal.ShoalError, match=message):
         make()
 
 

@@ -133,9 +133,9 @@ def test_a2c_s_loss_is_its_formula():
     advantage = np.zeros((9, 3))
     for t in reversed(range(8)):
         worth = algorithm.gamma * ~rollout.terminated[t] * final[t]
-        goes_on = ~(rollout.terminated | rollout.truncated)[t]
+        continues = ~(rollout.terminated | rollout.truncated)[t]
         surprise = rollout.reward[t] + worth - value[t]
-        advantage[t] = surprise + algorithm.gamma * goes_on * advantage[t + 1]
+        advantage[t] = surprise + algorithm.gamma * continues * advantage[t + 1]
     close(parts["policy_loss"], -np.mean(advantage[:8] * rollout.log_prob))
     close(parts["value_loss"], 0.5 * np.mean(advantage[:8] ** 2))
     close(parts["loss"], parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.01 * parts["entropy"])
@@ -145,18 +145,18 @@ LATE = [shoal.single_learner_coarse(2, lag=1), shoal.impala(2), shoal.decoupled(
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_a2c_is_not_to_lag_and_is_told_what_may(late):
+def test_a2c_with_a_lag_is_rejected_and_alternatives_are_named(late):
     graph = shoal.trace(A2C(num_steps=2, hidden=(4,)), STEPS, envs=4)
     with pytest.raises(
         CutError, match=r"`learn/grad` is on-policy.*lagged `learner\.params"
-    ) as told:
+    ) as caught:
         shoal.plan(graph, late)
-    assert "IMPALA" in str(told.value)
-    assert "a2c.py" in str(told.value)
+    assert "IMPALA" in str(caught.value)
+    assert "a2c.py" in str(caught.value)
 
 
 @pytest.mark.parametrize("algorithm", [IMPALA, PPO])
-def test_who_corrects_for_a_lag_may(algorithm):
+def test_algorithms_that_correct_for_a_lag_accept_one(algorithm):
     graph = shoal.trace(algorithm(num_steps=4, hidden=(4,)), STEPS, envs=4)
     for late in LATE:
         assert shoal.plan(graph, late).channels

@@ -1,4 +1,4 @@
-"""A run that was stopped, however it was, goes on as if it had not been."""
+"""A resumed run gives the same results as one that was never stopped."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def resume(folder, *distribute, **how):
 
 
 def rows(folder):
-    """What a run told of its ticks, but for the time they took."""
+    """The metrics of a run by tick, without the time they took."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
 def check_same_run(folder, wanted, tolerance=0.0):
-    """The folders tell of the same run, and hold the same state."""
+    """Check that the folders have the same metrics, summary and final state."""
     got, other = (read_newest(f / "checkpoints", print).snapshot for f in (folder, wanted))
     assert got.tick == other.tick
     for name, x in other.values.items():
@@ -51,9 +51,9 @@ def check_same_run(folder, wanted, tolerance=0.0):
     if not tolerance:
         assert rows(folder) == rows(wanted)
     assert [row["tick"] for row in rows(folder)] == list(range(got.tick))
-    told, as_told = (json.loads((f / "summary.json").read_text()) for f in (folder, wanted))
+    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, wanted))
     for name in ("status", "ticks", "env_steps", "episodes"):
-        assert told[name] == as_told[name], name
+        assert summary[name] == expected[name], name
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, distribute, backend):
     assert again.summary["seconds"] > part.summary["seconds"]
 
 
-def test_a_run_goes_on_under_other_policies_replica_counts_and_backends(tmp_path):
+def test_a_run_resumes_under_other_policies_replica_counts_and_backends(tmp_path):
     whole = train(tmp_path, "whole", shoal.fused())
     part = train(tmp_path, "part", shoal.fused(), 2).folder
     resume(part, COARSE, ticks=4)
@@ -89,7 +89,7 @@ def test_a_run_goes_on_under_other_policies_replica_counts_and_backends(tmp_path
     )
 
 
-def test_checkpoints_are_written_as_the_run_goes_on(tmp_path):
+def test_checkpoints_are_written_during_the_run(tmp_path):
     seen = []
     run = train(tmp_path, "run", COARSE, 400, checkpoint_every=1, keep=2, announce=seen.append)
     kept = ticks_in(run.folder / "checkpoints")
@@ -104,14 +104,14 @@ def test_of_a_run_over_workers_the_newest_and_the_best_checkpoints_are_kept(tmp_
     run = train(tmp_path, "run", COARSE, 60, **how).folder
     kept = {t: read_record(run / "checkpoints" / str(t)) for t in ticks_in(run / "checkpoints")}
     means = {row["tick"] + 1: row["return_mean"] for row in rows(run)}
-    assert {t: told["return_mean"] for t, told in kept.items()} == {t: means[t] for t in kept}
+    assert {t: record["return_mean"] for t, record in kept.items()} == {t: means[t] for t in kept}
     *older, before, last = kept
     assert last == 60
     assert len(older) <= 1
     assert all(means[t] > max(means[before], means[last]) for t in older)
 
 
-def test_a_run_without_a_checkpoint_begins_again(tmp_path):
+def test_a_run_without_a_checkpoint_starts_from_tick_0(tmp_path):
     whole = train(tmp_path, "whole", COARSE)
     part = train(tmp_path, "part", COARSE, HALF).folder
     subprocess.run(["rm", "-r", part / "checkpoints"], check=True)
@@ -123,7 +123,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     check_same_run(part, whole.folder)
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path):
     whole = train(tmp_path, "whole", COARSE)
     part = train(tmp_path, "part", COARSE, 2).folder
     resume(part, ticks=HALF)
@@ -142,7 +142,7 @@ def damage(checkpoint):
     path.write_bytes(data)
 
 
-def test_what_can_not_be_gone_on_with_is_told(tmp_path):
+def test_runs_that_cannot_be_resumed_are_rejected(tmp_path):
     check_error(SettingError, lambda: resume(tmp_path / "nowhere"), "no run", "run.json")
     run = train(tmp_path, "run", COARSE, HALF).folder
     check_error(SettingError, lambda: resume(run), "has done 4 of 4 ticks", "--ticks")
@@ -152,8 +152,8 @@ def test_what_can_not_be_gone_on_with_is_told(tmp_path):
     check_error(
         SettingError, lambda: resume(run, algorithm=other, ticks=9), "a run of Chase, not of"
     )
-    told = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(told | {"envs": 4}))
+    saved = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(saved | {"envs": 4}))
     check_error(CheckpointError, lambda: resume(run, ticks=9), "`keys`", "number of environments")
     damage(run / "checkpoints" / str(HALF))
     check_error(CheckpointError, lambda: resume(run, ticks=9), "none of the 1 checkpoints")
@@ -161,8 +161,8 @@ def test_what_can_not_be_gone_on_with_is_told(tmp_path):
 
 def test_a_checkpoint_of_another_loop_is_refused(tmp_path):
     run = train(tmp_path, "run", shoal.fused(), HALF).folder
-    told = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(told | {"algorithm": {"unknown": "Chase"}}))
+    saved = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(saved | {"algorithm": {"unknown": "Chase"}}))
     check_error(SettingError, lambda: resume(run, ticks=9), "JSON can't describe", "algorithm=...")
     again = Toy(agreeing)
     words = ["of another loop than toy", "has no `age`"]
@@ -185,7 +185,7 @@ SLOW = pytest.mark.slow
         pytest.param("chase", "shoal.decoupled(2, 1, 1, lag=2)", "processes", marks=SLOW),
     ],
 )
-def test_after_kill_9_at_a_random_moment_a_run_goes_on_to_the_bit(tmp_path, loop, policy, backend):
+def test_after_kill_9_at_a_random_moment_a_run_resumes_bit_for_bit(tmp_path, loop, policy, backend):
     how = [tmp_path, loop, policy, backend]
     run, wanted = tmp_path / "run", random.Random("".join(map(str, how[1:]))).randrange(1, 300)
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -242,13 +242,13 @@ def test_a_restart_changes_what_was_seen_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=SLOW)])
-def test_where_ends_turn_at_their_own_pace_each_goes_on_from_its_newest(tmp_path, backend):
+def test_asynchronous_replicas_resume_from_their_latest_ticks(tmp_path, backend):
     part = train(tmp_path, "run", shoal.impala(2), 60, backend=backend, checkpoint_every=5).folder
     in_flight = read_record(part / "checkpoints" / "60")["in_flight"]
     assert 0 <= in_flight <= 2 * ADMITTED
     after = resume(part, ticks=70)
     assert after.summary["ticks"] == 70
-    assert after.summary.get("dropped_rollouts", 0) == in_flight, "they were made, and never come"
+    assert after.summary.get("dropped_rollouts", 0) == in_flight, "they are dropped"
     assert [row["tick"] for row in rows(part)] == list(range(70))
     steps = [row["env_steps"] for row in rows(part)]
     assert len({b - a for a, b in pairwise(steps)}) == 1

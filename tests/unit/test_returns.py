@@ -186,8 +186,8 @@ def test_vtrace_is_the_sum_of_the_paper_up_to_the_episode_s_end(
 @LAW
 @given(numbers, numbers, numbers, st.tuples(ends, ends))
 def test_vtrace_of_the_policy_s_own_steps_is_the_whole_return(reward, value, next_value, how):
-    goes_on = ~(how[0] | how[1])
-    next_value[:-1] = np.where(goes_on[:-1], value[1:], next_value[:-1])
+    continues = ~(how[0] | how[1])
+    next_value[:-1] = np.where(continues[:-1], value[1:], next_value[:-1])
     target, advantage = call_vtrace(reward, value, next_value, np.zeros(STEPS, np.float32), how)
     wanted = call_gae(reward, value, next_value, *how, 1.0)
     np.testing.assert_allclose(target - value, wanted, rtol=1e-4, atol=1e-3)

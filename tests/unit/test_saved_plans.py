@@ -149,8 +149,8 @@ def test_the_command_runs_a_saved_plan(saved, capsys):
     )  # fmt: skip
     words = ["run", str(path), "--ticks", "2", "--seed", "5", "--backend", "inline"]
     assert main(words) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told == [{"tick": tick, **metrics} for tick, metrics in enumerate(shown)]
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == [{"tick": tick, **metrics} for tick, metrics in enumerate(shown)]
 
 
 def test_the_command_saves_a_plan(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The learning rate follows the run's real length, however that was said, and the run tells it."""
+"""The learning rate follows the run's real length, however that is set, and the run records it."""
 
 import json
 
@@ -45,28 +45,28 @@ def train(tmp_path, *words):
     ids=["as it is", "another setting", "another rate", "another environment"],
 )
 def test_a_presets_schedule_ends_with_the_run(tmp_path, words, rate):
-    told, seen = train(tmp_path, *words)
-    assert told == {"initial": rate, "final": 0.0, "total_ticks": 4}
+    recorded, seen = train(tmp_path, *words)
+    assert recorded == {"initial": rate, "final": 0.0, "total_ticks": 4}
     assert seen == falling(4, 4, rate=rate)
 
 
 def test_a_constant_rate_stays_however_long_the_run_is(tmp_path):
-    told, seen = train(tmp_path, "--set", "anneal_lr=False")
-    assert told == {"initial": RATE, "final": RATE}
+    recorded, seen = train(tmp_path, "--set", "anneal_lr=False")
+    assert recorded == {"initial": RATE, "final": RATE}
     assert seen == pytest.approx([RATE] * 4)
 
 
 def test_a_run_that_is_extended_says_so_and_learns_on(tmp_path, capsys):
     train(tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
-    told, seen = run(tmp_path, "resume", str(folder), "--ticks", "8")
+    recorded, seen = run(tmp_path, "resume", str(folder), "--ticks", "8")
     assert "now does by tick 8: it continues at 50% of its initial value" in capsys.readouterr().out
     extended = [{"tick": 4, "from_ticks": 4, "to_ticks": 8}]
-    assert told == {"initial": RATE, "final": 0.0, "total_ticks": 8, "extended": extended}
+    assert recorded == {"initial": RATE, "final": 0.0, "total_ticks": 8, "extended": extended}
     assert seen[4:] == falling(8, 8, 4)
-    told, seen = run(tmp_path, "resume", str(folder), "--ticks", "10")
+    recorded, seen = run(tmp_path, "resume", str(folder), "--ticks", "10")
     more = {"tick": 8, "from_ticks": 8, "to_ticks": 10}
-    assert told["extended"] == [*extended, more]
+    assert recorded["extended"] == [*extended, more]
     assert seen[8:] == falling(10, 10, 8)
 
 
@@ -76,7 +76,7 @@ def test_a_schedule_of_another_length_than_the_run_is_refused():
         shoal.train(algorithm, "CartPole-v1", ticks=7)
 
 
-def test_a_schedule_whose_length_nobody_knows_is_refused():
+def test_a_schedule_of_unknown_length_is_rejected():
     with pytest.raises(SettingError, match="anneals its learning rate over a run of unknown"):
         shoal.trace(PPO(anneal_lr=True), shoal.envs.make("CartPole-v1"), envs=4)
 

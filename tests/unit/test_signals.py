@@ -25,7 +25,7 @@ STORMS = st.lists(st.tuples(NUMBERS, st.floats(0, FORCE_AFTER_S / 2)), min_size=
 
 
 def interrupts(phase, storm):
-    """When signals that come one after the other, so many seconds apart, interrupt."""
+    """The times at which a sequence of signals interrupts; `storm` has pauses in seconds."""
     received, now, found = Received(), 100.0, []
     for number, pause in storm:
         now += pause
@@ -51,7 +51,7 @@ def test_sigterm_is_the_same_request_however_often_it_comes(storm):
 
 
 @given(st.sampled_from(Phase), STORMS)
-def test_whoever_is_interrupted_has_a_moment_to_end(phase, storm):
+def test_interrupts_leave_time_to_exit(phase, storm):
     found = interrupts(phase, storm)
     assert all(b - a >= LEAVE_GRACE_S for a, b in itertools.pairwise(found))
 
@@ -71,7 +71,7 @@ def test_a_signal_is_noted_even_by_a_thread_that_holds_the_locks_of_the_run(numb
     assert signal.getsignal(number) != owner.handle
 
 
-def test_who_came_before_has_the_signals_back_and_an_inner_owner_is_the_outer():
+def test_previous_handlers_are_restored_and_owners_nest():
     before = signal.getsignal(signal.SIGTERM)
     with owned() as outer:
         with owned() as inner:
@@ -94,7 +94,7 @@ def test_between_the_runs_of_a_job_there_is_something_to_save_and_after_it_all_i
         assert owner.phase is Phase.DONE
 
 
-def test_beside_the_main_thread_nobody_receives_signals():
+def test_only_the_main_thread_receives_signals():
     found = []
 
     def look():

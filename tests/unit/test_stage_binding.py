@@ -200,7 +200,7 @@ def test_a_partial_in_a_class_is_no_method_as_python_has_it():
     assert float(Loop().learn(jnp.float32(4.0))) == 8.0
 
 
-def test_what_is_remembered_is_told_apart_by_type_and_by_what_is_not_compared():
+def test_cached_values_are_keyed_by_type_and_by_fields_excluded_from_comparison():
     made = remembered(lambda *args: object())
     data = np.ones(2)
     assert made(1) is made(1)

@@ -1,4 +1,4 @@
-"""A run's folder tells how it is, while it goes on and afterwards."""
+"""The status in a run's folder is right during the run and afterwards."""
 
 import pytest
 
@@ -18,11 +18,11 @@ def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
     }
     status.stand(lambda: statuses)
     assert main(["status", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "running, tick 13, 2 replaced, 1 rollouts dropped; updated 0 s ago" in told
-    assert "learner[0] waits for actor" in told
-    assert "4711" in told
-    assert "env for 75 s" in told
+    printed = capsys.readouterr().out
+    assert "running, tick 13, 2 replaced, 1 rollouts dropped; updated 0 s ago" in printed
+    assert "learner[0] waits for actor" in printed
+    assert "4711" in printed
+    assert "env for 75 s" in printed
     status.close()
     assert main(["status", str(tmp_path)]) == 0
     assert "waits" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What schedulers and full disks do: a run ends in time and whole, and goes on to the bit."""
+"""Runs stopped by schedulers or full disks exit in time and resume bit for bit."""
 
 import json
 import os
@@ -57,9 +57,7 @@ def workers_of(pid):
     ],
     ids=["inline", "fused", "processes"],
 )
-def test_sigterm_leaves_a_final_checkpoint_in_time_and_resuming_goes_on_to_the_bit(
-    tmp_path, backend, cut
-):
+def test_sigterm_leaves_a_final_checkpoint_in_time_and_resumes_bit_for_bit(tmp_path, backend, cut):
     run = tmp_path / "run"
     words = (*cut, "--backend", backend, "--ticks", "100000000", "--checkpoint-every", "end")
     driver = shoal_train(tmp_path, *words)
@@ -140,7 +138,7 @@ def fill(disk):
                     file.write(b"x" * size)
 
 
-def test_on_a_full_disk_training_goes_on_says_so_and_catches_up(tmp_path):
+def test_on_a_full_disk_training_continues_reports_it_and_catches_up(tmp_path):
     with disk_of(tmp_path / "disk", "8m") as disk:
         run = disk / "run"
         words = ("--ticks", "100000000", "--checkpoint-every", "0.5s", *CUT, "--backend", "inline")
@@ -155,11 +153,11 @@ def test_on_a_full_disk_training_goes_on_says_so_and_catches_up(tmp_path):
                 lines.append(driver.stdout.readline())
             before = ticks_in(run / "checkpoints")
             assert read_newest(run / "checkpoints", pytest.fail).snapshot.tick == before[-1]
-            told = subprocess.run(
+            printed = subprocess.run(
                 [sys.executable, "-c", ENTRY, "status", run], capture_output=True, text=True,
                 check=True,
             ).stdout  # fmt: skip
-            assert f"newest checkpoint of tick {before[-1]:,}, no room for another" in told
+            assert f"newest checkpoint of tick {before[-1]:,}, no room for another" in printed
             (disk / "full").unlink()
             while ticks_in(run / "checkpoints")[-1] == before[-1]:
                 assert driver.poll() is None

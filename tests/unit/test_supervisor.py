@@ -171,7 +171,7 @@ def test_a_lost_host_with_a_part_of_a_group_ends_the_run():
 
 
 class Model:
-    """Workers that do what they are told, as far as that matters to the supervisor."""
+    """A simulation of workers that obey the supervisor's commands."""
 
     def __init__(self):
         self.state, self.now = START, 0.0

@@ -1,4 +1,4 @@
-"""What a team is shown, what its critics see, and that nobody does what it may not."""
+"""What a team's policies and critics observe, and that masked actions are never taken."""
 
 from dataclasses import replace
 
@@ -28,20 +28,20 @@ def mask_out(logits, mask, seed):
     """What comes of masking: draws, the mode, all log-probabilities, the entropy and its slope."""
     chances = masked(Categorical(logits), mask)
     keys = jax.random.split(jax.random.PRNGKey(seed), 64)
-    told = jax.vmap(chances.log_prob)(jnp.arange(5))
+    log_prob = jax.vmap(chances.log_prob)(jnp.arange(5))
     slope = jax.grad(lambda x: masked(Categorical(x), mask).entropy())(logits)
-    return jax.vmap(chances.sample)(keys), chances.mode(), told, chances.entropy(), slope
+    return jax.vmap(chances.sample)(keys), chances.mode(), log_prob, chances.entropy(), slope
 
 
 @settings(max_examples=40, deadline=None)
 @given(masks, st.lists(st.floats(-50, 50, width=32), min_size=5, max_size=5), st.integers(0, 99))
 def test_what_is_masked_is_never_chosen_and_the_rest_keep_their_odds(mask, logits, seed):
-    drawn, mode, told, entropy, slope = mask_out(np.float32(logits), np.array(mask), seed)
+    drawn, mode, log_prob, entropy, slope = mask_out(np.float32(logits), np.array(mask), seed)
     assert all(mask[action] for action in drawn.tolist())
     assert mask[int(mode)]
     allowed = np.where(mask, np.exp(np.array(logits, np.float64) - max(logits)), 0)
     if allowed.sum() > 1e-30:
-        np.testing.assert_allclose(np.exp(told), allowed / allowed.sum(), atol=1e-4)
+        np.testing.assert_allclose(np.exp(log_prob), allowed / allowed.sum(), atol=1e-4)
     assert np.isfinite(entropy)
     assert np.isfinite(slope).all()
 

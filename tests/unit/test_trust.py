@@ -30,7 +30,7 @@ def ran(*args, **kwargs):
 
 @dataclass(frozen=True)
 class Hostile:
-    """A dataclass of somebody's, whose making is noticed."""
+    """A third-party dataclass that records when it is constructed."""
 
     text: str = ""
 
@@ -51,7 +51,7 @@ HOSTILE = {
     },
     "a bare name": CALL,
     "a name with settings": {**CALL, "settings": {}},
-    "a dataclass of somebody's": {"name": "Hostile", **HERE, "settings": {"text": "x"}},
+    "a third-party dataclass": {"name": "Hostile", **HERE, "settings": {"text": "x"}},
     "a file": {"from": "hostile.py", "name": "thing"},
     "a file behind a registered name": {
         "name": "PPO", "module": "shoal.algorithms.ppo", "from": "hostile.py", "settings": {}

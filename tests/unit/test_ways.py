@@ -37,7 +37,7 @@ def test_what_is_sent_again_is_what_was_put_whatever_became_of_the_array(how, ki
     assert len({before for _, before in kept}) == len(kept)
 
 
-def test_an_array_that_nobody_can_write_to_is_kept_without_a_copy():
+def test_a_read_only_array_is_kept_without_a_copy():
     buffer = buffer_of(2)
     x = np.ones((4, 3), np.float32)
     y = x.view()
