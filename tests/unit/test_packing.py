@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.planning.policy import Packed
-from shoal.runtime.net.codec import Codec, Sent, total
+from shoal.runtime.channels.traffic import Sent, total
+from shoal.runtime.net.codec import Codec
 from shoal.runtime.net.wire import ProtocolError
 
 pytest.importorskip("lz4")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from shoal.runtime.cluster.launching import WorkerExit, lost
 from shoal.runtime.cluster.supervisor import (
     EMPTY_PLACE_TIMEOUT_S,
-    WINDOW_S,
     EndGroup,
     GiveUp,
     GroupReady,
@@ -31,6 +30,7 @@ from shoal.runtime.cluster.supervisor import (
     WorkersResumed,
     on_event,
 )
+from shoal.runtime.restart_policy import WINDOW_S
 
 # An elastic fragment of up to four replicas; two that serve one other each; one that counts ticks.
 NAMES = ("actor[0]", "actor[1]", "actor[2]", "actor[3]", "env[0]", "server[0]", "learner[0]")

@@ -37,13 +37,13 @@ from shoal.runs.records import (
 )
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
+from shoal.runtime.channels.traffic import total
 from shoal.runtime.cluster.recovery import RecoveryPolicy
-from shoal.runtime.cluster.restarting import WorkerFailure
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import Say, listening
-from shoal.runtime.net.codec import total
+from shoal.runtime.restart_policy import WorkerFailure
 from shoal.runtime.run import BACKENDS, Result, RunCallbacks
 from shoal.signals import owned
 

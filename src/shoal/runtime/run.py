@@ -27,8 +27,7 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
-from shoal.runtime.cluster.driver import run_on_processes
-from shoal.runtime.cluster.restarting import RestartPolicy
+from shoal.runtime.channels.traffic import Sent
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.local_run import Inline, LocalRun, Threaded
@@ -37,8 +36,13 @@ from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.logs import Say
-from shoal.runtime.net.codec import Sent
+from shoal.runtime.restart_policy import RestartPolicy
 from shoal.signals import SignalOwner, owned
+
+
+def run_on_processes(*run: Any) -> RunHandle:
+    """A run in worker processes; only such a run loads what starts and connects them."""
+    return import_module("shoal.runtime.cluster.driver").run_on_processes(*run)
 
 
 def load_ray() -> Any:

@@ -13,6 +13,7 @@ from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
 from shoal.runtime.channels.shared_memory import Room
 from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster import supervisor as sv
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_layout import make_control_layout
@@ -21,7 +22,6 @@ from shoal.runtime.cluster.hosts import Command, Hosts, LocalHosts, Wanted, Work
 from shoal.runtime.cluster.kept_state import KeptState
 from shoal.runtime.cluster.restarting import (
     GroupRestarter,
-    RestartPolicy,
     make_workers,
     starting_workers,
 )
@@ -32,8 +32,8 @@ from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.execution.worker_status import WorkerStatus
-from shoal.runtime.net.codec import Sent, total
 from shoal.runtime.net.wiring import divide, make_remote_channels
+from shoal.runtime.restart_policy import RestartPolicy
 
 
 class ProcessRun:

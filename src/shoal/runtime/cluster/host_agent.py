@@ -17,6 +17,7 @@ from shoal.planning.restart_groups import Group, Kept
 from shoal.runtime.channels.channel import take_back
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster.control_block import (
     FINAL,
     MANY,
@@ -35,7 +36,6 @@ from shoal.runtime.cluster.launching import (
 )
 from shoal.runtime.cluster.worker_config import ProcessSpec
 from shoal.runtime.execution.worker_status import WorkerStatus
-from shoal.runtime.net.codec import Sent, total
 from shoal.runtime.net.sockets import LOOPBACK, Address, listen
 
 GATHER = 0.05  # seconds that news may wait for more: each telling takes time, on a cluster most

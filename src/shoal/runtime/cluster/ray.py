@@ -31,9 +31,10 @@ from shoal.runtime.cluster.driver import ProcessRun
 from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
 from shoal.runtime.cluster.hosts import Command, T, Wanted
 from shoal.runtime.cluster.machine import check_memory
-from shoal.runtime.cluster.restarting import RestartPolicy, starting_workers
+from shoal.runtime.cluster.restarting import starting_workers
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import listener, listening
+from shoal.runtime.restart_policy import RestartPolicy
 
 LOOK = 2.0  # seconds between looks for hosts that have come
 PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run

@@ -10,10 +10,9 @@ from typing import Any
 from shoal.errors import LostError, PlaceError, ShoalError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.runtime.cluster.restarting import RestartPolicy, WorkerFailure
-from shoal.runtime.cluster.supervisor import recent
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import Say
+from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure, recent
 from shoal.runtime.run import (
     BACKENDS,
     Result,

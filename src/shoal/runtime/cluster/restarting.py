@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,37 +21,7 @@ from shoal.runtime.cluster.supervisor import Group, ReportFailure, Workers
 from shoal.runtime.cluster.worker_config import ProcessSpec
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.logs import Say
-
-
-class WorkerFailure(NamedTuple):
-    """A worker that was lost, and after how many seconds another had made a turn, if one has."""
-
-    worker: str
-    why: str
-    lost: int  # messages that it had in flight, as far as is known
-    seconds: float | None = None
-    is_new: bool = True
-
-    def __str__(self) -> str:
-        some = f"{self.lost} {'turn' if self.lost == 1 else 'turns'} of its lost"
-        after = "not back" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
-        return f"{self.why}; {after}; {some}"
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """How often each worker may restart within five minutes, and what is called then.
-
-    `tell` is called at each failure, and again when another worker has completed a tick in that
-    place or the run is over; `say` with what else happens to replicas. `fresh` makes anew
-    what could not be kept.
-    """
-
-    restarts: int = 0
-    fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
-    tell: Callable[[WorkerFailure], None] = lambda failure: None
-    say: Say = lambda line: None
+from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure
 
 
 def make_workers(

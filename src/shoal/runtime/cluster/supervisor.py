@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from shoal.runtime.cluster.launching import WorkerExit, lost
+from shoal.runtime.restart_policy import recent
 
-WINDOW_S = 300.0  # in which failures of a worker are counted
 EMPTY_PLACE_TIMEOUT_S = 5.0  # after which the loss of a worker that isn't replaced is reported
 Group = tuple[int, ...]  # workers that restart together
 
@@ -226,11 +226,6 @@ Starting = EndGroup | StartGroup | PlaceWorker
 Reporting = ReportFailure | Say | GiveUp
 Action = Starting | StopWorker | RemoveWorker | Reporting
 Step = tuple[State, list[Action]]
-
-
-def recent(failures: Iterable[float], now: float) -> tuple[float, ...]:
-    """The failures that count, with the one of this moment."""
-    return (*(then for then in failures if now - then < WINDOW_S), now)
 
 
 def on_event(state: State, event: Event) -> Step:

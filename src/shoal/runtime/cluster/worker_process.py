@@ -19,6 +19,7 @@ from shoal.errors import ShoalError, user_place
 from shoal.planning.plan import Replica, WorkerId
 from shoal.runtime.channels.channel import Channel, Silent, Waker
 from shoal.runtime.channels.shared_memory import Memory, join_fences
+from shoal.runtime.channels.traffic import Sent
 from shoal.runtime.cluster.control_block import (
     BANKS,
     FINAL,
@@ -35,7 +36,6 @@ from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
 from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Metrics, ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler, Stopped
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.net.codec import Sent
 from shoal.runtime.net.connections import Connections
 from shoal.runtime.net.loop import Wakes
 from shoal.runtime.net.tcp_channel import TcpChannel, join_channels

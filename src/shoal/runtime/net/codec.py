@@ -5,10 +5,10 @@ Also where a message lies until it was acknowledged, and where one that comes is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,24 +17,6 @@ from shoal.planning.policy import Packed
 from shoal.runtime.channels.channel import Message
 from shoal.runtime.channels.shm import Target, key_data
 from shoal.runtime.net.wire import ProtocolError
-
-
-class Sent(NamedTuple):
-    """What was sent on a channel: messages, their bytes, and their bytes as packed."""
-
-    messages: int = 0
-    plain: int = 0
-    packed: int = 0
-
-    @property
-    def saved(self) -> int:
-        """The bytes that packing saved."""
-        return self.plain - self.packed
-
-
-def total(sent: Iterable[Sequence[int]]) -> Sent:
-    """The sum of these."""
-    return Sent(*map(sum, zip(Sent(), *sent, strict=True)))
 
 
 def check_packing(packing: Packed) -> Packed:
