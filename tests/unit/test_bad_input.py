@@ -62,13 +62,13 @@ from unit.toy_loop import (
     ],
     ids=["algorithm", "family", "backend", "stage", "setting"],
 )
-def test_an_unknown_name_comes_with_the_nearest_right_one(do, words):
+def test_an_unknown_name_suggests_the_nearest_valid_one(do, words):
     error = check_error(UnknownNameError, do, *words)
     assert "Did you mean" in error.fix
 
 
 @pytest.mark.skipif(not find_spec("gymnax"), reason="gymnax is not installed")
-def test_an_unknown_environment_comes_with_the_nearest_right_one():
+def test_an_unknown_environment_suggests_the_nearest_valid_one():
     def do():
         return shoal.train("ppo", "CartPol-v1")  # here: environment
 
@@ -77,7 +77,7 @@ def test_an_unknown_environment_comes_with_the_nearest_right_one():
     )
 
 
-def test_an_unknown_distribution_policy_comes_with_the_nearest_right_one():
+def test_an_unknown_distribution_policy_suggests_the_nearest_valid_one():
     words = ["plan", "ppo", "CartPole-v1", "--distribute", "single-lerner-coarse"]
 
     def do():
@@ -86,7 +86,7 @@ def test_an_unknown_distribution_policy_comes_with_the_nearest_right_one():
     check_error(UnknownNameError, do, "`single-lerner-coarse`", "mean `single-learner-coarse`?")
 
 
-def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it():
+def test_a_missing_package_is_named_with_its_extra():
     code = (
         "import sys; sys.modules['gymnax'] = None\nimport shoal; shoal.train('ppo', 'CartPole-v1')"
     )
@@ -101,14 +101,14 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it():
 # Fragments and replicas
 
 
-def test_a_stage_that_no_fragment_holds():
+def test_a_stage_in_no_fragment_is_rejected():
     def do():
         return planned(plain, policy(Fragment("mover", ("move",))))
 
     check_error(CutError, do, "stage `fit` is in no fragment of mine", line("fit"), ": mover.")
 
 
-def test_a_stage_that_two_fragments_hold():
+def test_a_stage_in_two_fragments_is_rejected():
     twice = policy(Fragment("a", ("move",)), Fragment("b", ("move", "fit")))
 
     def do():
@@ -144,7 +144,7 @@ def mixing(state):
     return state._replace(x=state.x - middle), metrics
 
 
-def test_glue_that_mixes_environments_in_replicas_is_named_not_what_reads_it():
+def test_glue_that_mixes_environments_is_named_rather_than_its_reader():
     def do():
         return planned(mixing, shoal.multi_learner(2))
 
@@ -245,13 +245,13 @@ def splitting_in_glue(state):
 
 
 @pytest.mark.parametrize("turn", [drawing_in_a_stage, drawing_in_glue, splitting_in_glue])
-def test_draws_for_all_environments_from_one_key_are_those_of_the_loop(turn):
+def test_draws_for_all_environments_from_one_key_match_the_plain_loop(turn):
     found = shoal.verify(Toy(turn), None, shoal.multi_learner(2), envs=8, ticks=3, cluster=TWO_CPUS)
     assert found.holds, found
 
 
 @pytest.mark.parametrize("turn", [mixing, drawing_in_glue])
-def test_glue_over_all_environments_is_welcome_where_one_replica_can_do_it(turn):
+def test_glue_over_all_environments_is_accepted_where_one_replica_runs_it(turn):
     found = shoal.verify(Toy(turn), None, COARSE, envs=8, ticks=3, cluster=TWO_CPUS)
     assert found.holds, found
 
@@ -295,7 +295,7 @@ def test_a_lag_into_an_on_policy_stage(turn, distribution):
     check_error(CutError, lambda: planned(turn, distribution), *words)
 
 
-def test_no_lag_into_an_on_policy_stage_is_fine_and_so_is_a_lag_into_another():
+def test_an_on_policy_stage_accepts_inputs_without_lag_and_other_stages_accept_a_lag():
     assert planned(on_policy, COARSE)
     assert planned(on_policy_behind_a_cut_loop, shoal.decoupled(2, 1, 1))
     assert planned(plain, LAGGED)

@@ -30,7 +30,7 @@ CHOICE, BOX = Discrete(2), Box(-1.0, 1.0, (3,))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_says_its_paper_its_action_spaces_and_what_it_is(name, capsys):
+def test_every_algorithm_is_listed_with_its_paper_and_action_spaces(name, capsys):
     assert main(["algorithms"]) == 0
     kind = ALGORITHMS[name]
     printed = "\n" + capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_every_setting_is_shown_with_its_default(name, capsys):
         assert f"= {field.default!r}" in out
 
 
-def test_a_setting_is_shown_with_the_comment_beside_it(capsys):
+def test_a_setting_is_shown_with_its_comment(capsys):
     main(["algorithms", "ppo"])
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("num_minibatches: int = 4 an epoch; each has") for line in printed)
@@ -69,7 +69,7 @@ class Captain:
 
 
 @pytest.mark.parametrize("space", [BOX, MultiDiscrete((2, 2))], ids=str)
-def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space):
+def test_unsupported_action_spaces_are_rejected_and_alternatives_are_named(space):
     with pytest.raises(SettingError, match="Chooser can't act in my world") as caught:
         check_actions(Chooser(), World(space))
     assert "ppo" in caught.value.fix
@@ -78,11 +78,11 @@ def test_who_cannot_act_in_a_space_is_refused_and_those_who_can_are_named(space)
 
 
 @pytest.mark.parametrize("space", [CHOICE, None], ids=str)
-def test_who_can_act_in_a_space_is_welcome(space):
+def test_supported_action_spaces_are_accepted(space):
     check_actions(Chooser(), World(space))
 
 
-def test_agents_that_differ_want_who_can_act_for_each_of_them():
+def test_heterogeneous_agents_need_an_algorithm_that_supports_each():
     for refused, space in ((Chooser(), Groups((("a", CHOICE),))), (Captain(), MIXED)):
         with pytest.raises(SettingError, match="can't act in my world") as caught:
             check_actions(refused, World(space))
@@ -92,12 +92,12 @@ def test_agents_that_differ_want_who_can_act_for_each_of_them():
 
 
 @pytest.mark.parametrize("space", [CHOICE, BOX, MultiDiscrete((2, 2))], ids=str)
-def test_ppo_acts_everywhere_and_so_does_who_does_not_say(space):
+def test_ppo_and_algorithms_without_declared_spaces_accept_every_space(space):
     check_actions(PPO(), World(space))
     check_actions(object(), World(space))
 
 
-def test_a_setting_of_other_algorithms_only_is_answered_with_their_names():
+def test_a_setting_of_other_algorithms_is_rejected_with_their_names():
     with pytest.raises(SettingError, match="has no setting `clip_eps`") as caught:
         with_settings(Chooser(), {"clip_eps": 0.1})
     assert "ppo" in caught.value.fix.split(":")[1]

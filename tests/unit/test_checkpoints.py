@@ -53,7 +53,7 @@ def same(got, wanted):
         assert x.tobytes() == y.tobytes(), name
 
 
-def test_what_is_read_is_what_was_written(tmp_path):
+def test_a_checkpoint_round_trips(tmp_path):
     write(tmp_path / "7", Snapshot(7, VALUES, {"reader:half@1": VALUES["half"]}), {"seconds": 1.5})
     saved = read(tmp_path / "7")
     assert (saved.snapshot.tick, saved.record["seconds"]) == (7, 1.5)
@@ -74,7 +74,7 @@ def spec_of(algorithm):
     return None
 
 
-def test_every_algorithm_is_read_as_it_was_written(tmp_path):
+def test_every_algorithm_round_trips(tmp_path):
     pytest.importorskip("gymnax")
     for name, make in ALGORITHMS.items():
         spec = spec_of(make())
@@ -110,7 +110,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert read_newest(tmp_path, pytest.fail).snapshot.tick == 6
 
 
-def test_what_was_being_written_when_its_run_was_killed_is_nothing(tmp_path):
+def test_a_partial_checkpoint_of_a_killed_run_is_ignored(tmp_path):
     write(tmp_path / "2", Snapshot(2, VALUES), {})
     write(tmp_path / "3.writing", Snapshot(3, VALUES), {})
     assert ticks_in(tmp_path) == [2]
@@ -119,7 +119,7 @@ def test_what_was_being_written_when_its_run_was_killed_is_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["metadata.json", "state/manifest.ocdbt", "state/_METADATA"])
-def test_whatever_file_is_cut_short_the_checkpoint_before_is_used(tmp_path, file):
+def test_a_truncated_file_falls_back_to_the_previous_checkpoint(tmp_path, file):
     for tick in (2, 3):
         write(tmp_path / str(tick), Snapshot(tick, VALUES), {})
     path = tmp_path / "3" / file
@@ -161,7 +161,7 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_remain(tmp_path):
     assert ticks_in(tmp_path) == [1, 3]
 
 
-def test_rows_that_find_the_disk_full_are_written_whole_when_there_is_room(tmp_path):
+def test_rows_are_written_whole_once_a_full_disk_has_room(tmp_path):
     path, said = tmp_path / "rows", []
     with Lines(path, said.append) as lines:
         lines.add('{"tick": 0}')
@@ -176,7 +176,7 @@ def test_rows_that_find_the_disk_full_are_written_whole_when_there_is_room(tmp_p
 
 
 @pytest.mark.parametrize("tail", ["", '{"tick": 7}\n', '{"tick', "7\n"])
-def test_rows_after_a_tick_and_halves_of_rows_are_cut(tmp_path, tail):
+def test_rows_after_a_tick_and_partial_rows_are_removed(tmp_path, tail):
     path = tmp_path / "rows"
     path.write_text('{"tick": 0}\n{"tick": 1}\n' + tail)
     cut_rows(path, 2)
@@ -186,17 +186,17 @@ def test_rows_after_a_tick_and_halves_of_rows_are_cut(tmp_path, tail):
 
 
 @pytest.mark.parametrize(("text", "means"), [("100", Pace(100)), (7, Pace(7)), ("end", Pace())])
-def test_how_often_can_be_said_in_ticks(text, means):
+def test_an_interval_can_be_given_in_ticks(text, means):
     assert pace(text) == means
 
 
-def test_how_often_can_be_said_in_seconds_and_nonsense_is_refused():
+def test_an_interval_can_be_given_in_seconds_and_other_text_is_rejected():
     assert pace("1.5s") == Pace(seconds=1.5)
     for text in ("", "s", "0", "-3", "-1s", "often", "nans"):
         check_error(SettingError, lambda text=text: pace(text), "every", "60s")
 
 
-def test_what_is_plain_can_be_made_again_from_json():
+def test_plain_objects_are_restored_from_json():
     presets = [preset.algorithm for named in PRESETS.values() for preset in named.values()]
     policies = [make() for make in POLICIES.values()]
     for thing in [*presets, *policies, Toy(plain), {"a": (1, [2.5, None])}]:
@@ -204,6 +204,6 @@ def test_what_is_plain_can_be_made_again_from_json():
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_what_is_not_plain_has_no_recipe(number):
+def test_other_objects_have_no_recipe(number):
     things = [object(), lambda: 0, (1, object()), {1: 2}, Toy(lambda state: state)]
     assert recipe_of(things[number]) is NOT_PLAIN

@@ -125,7 +125,7 @@ def test_a_rate_is_reported_only_for_ticks_that_took_long_enough():
     assert steps_per_second(2048, 11, 2.0) == 10240
 
 
-def test_without_a_word_it_says_what_there_is(tmp_path):
+def test_without_arguments_the_command_prints_its_help(tmp_path):
     code, out, _ = shoal(tmp_path)
     assert code == 0
     assert "shoal train ppo CartPole-v1" in out
@@ -143,7 +143,7 @@ def test_status_shows_the_newest_run_by_default(tmp_path):
     assert "second" in out + err
 
 
-def test_a_run_that_is_not_there_is_named_as_it_was_given(tmp_path):
+def test_a_missing_run_is_named_as_given(tmp_path):
     for command in ("status", "resume"):
         code, _, err = shoal(tmp_path, command, "runs/none")
         assert code == 2, err
@@ -151,13 +151,13 @@ def test_a_run_that_is_not_there_is_named_as_it_was_given(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["x", "2-", "-3", "1-2-3", "2.5"])
-def test_a_number_of_replicas_that_is_none_is_refused_in_plain_words(text):
+def test_an_invalid_number_of_replicas_is_rejected(text):
     with pytest.raises(argparse.ArgumentTypeError, match="no number of replicas; write 4"):
         count_of_replicas(text)
     assert (count_of_replicas("4"), count_of_replicas("2-16")) == (4, (2, 16))
 
 
-def test_training_prints_the_plan_and_leaves_a_folder_that_says_how_it_went(tmp_path):
+def test_training_prints_the_plan_and_writes_a_run_folder(tmp_path):
     pytest.importorskip("gymnax")
     code, out, err = shoal(tmp_path, "train", "ppo", "CartPole-v1", *TINY, "--ticks", "3")
     assert code == 0, err
@@ -173,7 +173,7 @@ def test_training_prints_the_plan_and_leaves_a_folder_that_says_how_it_went(tmp_
     assert all(np.isfinite(row["loss"]) for row in rows)
 
 
-def test_ones_own_files_train_and_every_run_has_its_own_folder(folder):
+def test_user_files_train_and_every_run_has_its_own_folder(folder):
     how = ["--distribute", "mine.py:my_policy", "--lag", "1", "--backend", "inline", "--ticks", "3"]
     for number in (1, 2):
         code, out, err = shoal(folder, "train", *OWN, *how, "--set", "rate=0.2", "--seed", "7")
@@ -198,7 +198,7 @@ def lagged_by_hand(rate, ticks):
     return w
 
 
-def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(folder):
+def test_an_existing_run_name_is_rejected_and_the_run_is_kept(folder):
     words = ["train", *OWN, "--ticks", "2", "--name", "first"]
     assert shoal(folder, *words)[0] == 0
     before = (folder / "runs" / "first" / "summary.json").read_text()
@@ -232,7 +232,7 @@ def test_graphs_and_plans_are_shown_as_text_data_and_page(folder, command):
     assert "mine.py:" in page
 
 
-def test_verify_says_whether_the_numbers_are_the_same(folder):
+def test_verify_reports_whether_the_numbers_are_the_same(folder):
     code, out, err = shoal(folder, "verify", *OWN, "--distribute", "mine.py:my_policy")
     assert code == 0, err
     assert out.startswith("my_policy on threads, 3 ticks, against the fused program: the same numb")
@@ -368,7 +368,7 @@ def interrupt(folder, words, event):
     return process.returncode, out
 
 
-def test_ctrl_c_while_compiling_leaves_a_folder_that_says_so(tmp_path):
+def test_ctrl_c_while_compiling_is_recorded_in_the_run_folder(tmp_path):
     pytest.importorskip("gymnax")
     summary = tmp_path / "runs" / "mine" / "summary.json"
     words = ["ppo", "CartPole-v1", "--name", "mine"]
@@ -395,7 +395,7 @@ def test_ctrl_c_while_training_leaves_the_state_after_the_last_whole_tick(folder
     assert set(state_in(metrics.parent)) == {"w", "x"}
 
 
-def test_ctrl_c_that_ones_own_code_swallows_still_ends_the_run(folder):
+def test_ctrl_c_that_user_code_swallows_still_ends_the_run(folder):
     words = ["mine.py:Deaf", "mine.py:World", "--envs", "4", "--name", "mine"]
     code, out = interrupt(folder, words, (folder / "deaf").exists)
     assert code == 130, out
@@ -403,7 +403,7 @@ def test_ctrl_c_that_ones_own_code_swallows_still_ends_the_run(folder):
     assert summary["status"] == "interrupted"
 
 
-def test_a_policy_of_ones_own_is_asked_what_it_takes(folder, monkeypatch, capsys):
+def test_a_user_policy_accepts_only_its_own_parameters(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["plan", *OWN, "--distribute", "mine.py:my_policy", "--workers", "2"]) == 2
     assert "mine.py:my_policy takes no --workers" in capsys.readouterr().err

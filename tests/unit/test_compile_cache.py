@@ -39,14 +39,12 @@ def test_programs_are_kept_in_a_folder(tmp_path, moved):
     ("variable", "value", "folder"),
     [("SHOAL_CACHE", "off", "None"), ("JAX_COMPILATION_CACHE_DIR", "{own}", "{own}")],
 )
-def test_it_is_off_where_it_is_turned_off_and_jaxs_own_setting_wins(
-    tmp_path, variable, value, folder
-):
+def test_the_cache_can_be_turned_off_and_jaxs_own_setting_wins(tmp_path, variable, value, folder):
     own = str(tmp_path / "own")
     assert kept(tmp_path, **{variable: value.format(own=own)}) == folder.format(own=own)
     assert not (tmp_path / "caches").exists()
 
 
-def test_a_folder_that_can_not_be_made_stops_nothing(tmp_path):
+def test_a_cache_folder_that_cannot_be_created_is_not_fatal(tmp_path):
     (tmp_path / "file").touch()
     assert kept(tmp_path, SHOAL_CACHE=str(tmp_path / "file" / "folder")) == "None"

@@ -127,7 +127,7 @@ def check(folder, command, file, whole, capsys):
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_answered_or_done_without(good, whole, tmp_path, capsys, file, damage):
+def test_a_damaged_file_is_reported_or_not_needed(good, whole, tmp_path, capsys, file, damage):
     for command in COMMANDS:
         folder = Path(shutil.copytree(good, tmp_path / command))
         DAMAGES[damage](folder / file)
@@ -163,7 +163,7 @@ def wrong_values(data, path=()):
 
 
 @pytest.mark.parametrize("file", ["summary.json", "status.json"])
-def test_json_of_the_wrong_shape_is_answered_by_status(good, tmp_path, capsys, file):
+def test_status_reports_json_of_the_wrong_shape(good, tmp_path, capsys, file):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     status = {"at": 1.0, "driver": 5, "ticks": 3, "workers": {"a": {"tick": 1, "waits": "x"}}}
     data = status if file == "status.json" else json.loads((folder / file).read_text())
@@ -174,7 +174,7 @@ def test_json_of_the_wrong_shape_is_answered_by_status(good, tmp_path, capsys, f
         assert len(capsys.readouterr().err.splitlines()) <= 1, wrong
 
 
-def test_a_checkpoint_of_the_wrong_shape_is_not_believed(good, tmp_path):
+def test_a_checkpoint_of_the_wrong_shape_is_rejected(good, tmp_path):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     file = folder / "checkpoints/4/metadata.json"
     record = json.loads(file.read_text())
@@ -187,14 +187,14 @@ def test_a_checkpoint_of_the_wrong_shape_is_not_believed(good, tmp_path):
         assert found.snapshot.tick == (HALF if is_older else 2), wrong
 
 
-def test_a_checkpoint_that_lies_about_its_tick_is_not_believed(good, tmp_path):
+def test_a_checkpoint_with_a_wrong_tick_is_rejected(good, tmp_path):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     (folder / "checkpoints/4").rename(folder / "checkpoints/400")
     assert read_newest(folder / "checkpoints", lambda line: None).snapshot.tick == 2
     assert ticks_in(folder / "checkpoints") == [2, 400]
 
 
-def test_a_run_of_the_wrong_shape_is_answered_in_one_line(good, tmp_path):
+def test_a_run_of_the_wrong_shape_is_rejected_in_one_line(good, tmp_path):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     record = json.loads((folder / "run.json").read_text())
     for wrong in wrong_values({name: record[name] for name in record if name != "algorithm"}):
@@ -203,7 +203,7 @@ def test_a_run_of_the_wrong_shape_is_answered_in_one_line(good, tmp_path):
             shoal.load(folder, trust=True)
 
 
-def test_good_rows_below_a_bad_line_are_kept(tmp_path):
+def test_valid_rows_after_a_bad_line_are_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [json.dumps({"tick": tick, "x": 1}) for tick in range(6)]
     bad = ["", "{", "null", '{"tick": "2"}', '{"tick": true}', '{"x": 1}', "[" * 5000, "\x00"]
@@ -268,7 +268,7 @@ def test_a_folder_that_cannot_be_written_to_is_read_and_not_resumed(good, tmp_pa
     assert contents(folder) == before
 
 
-def test_a_run_made_with_another_version_says_so(good, tmp_path):
+def test_a_run_of_another_version_is_reported(good, tmp_path):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"jax": "0.0.1\x1b[2J"}))

@@ -29,7 +29,7 @@ COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MUL
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     for package in NEEDS[page.stem]:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def commands():
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_a_command_of_the_pages_is_one(command):
+def test_a_command_of_the_pages_is_valid(command):
     options = make_parser().parse_args(shlex.split(command, comments=True)[1:])
     if getattr(options, "distribute", None) and ".py:" not in options.distribute:
         assert chosen_distribution(options) is not None

@@ -63,7 +63,7 @@ def play(env, key_rows, actions):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=12, max_size=12), st.integers(0, 99))
-def test_an_episode_is_what_the_simulator_alone_would_have_made_of_it(actions, seed):
+def test_an_episode_matches_the_simulator_alone(actions, seed):
     first, steps = play(Environment("walk", Walk()), keys(1, seed), jnp.array(actions)[:, None])
     steps = jax.tree.map(lambda x: np.asarray(x)[:, 0], steps)
     place, total, time = float(first[0, 0]), 0.0, 0
@@ -150,7 +150,7 @@ def test_totals_count_each_episode_once_and_are_finite_without_any():
 
 
 @pytest.mark.parametrize("name", [n for n in family.names() if not n.startswith("MNIST")])
-def test_every_environment_can_be_looped_and_shows_what_its_space_says(name):
+def test_every_environment_runs_in_a_loop_and_matches_its_observation_space(name):
     env = make(name)
     states, obs = jax.eval_shape(env.reset, keys(3))
     match env.action_space:
@@ -248,19 +248,19 @@ def test_an_environment_is_data():
     assert env != make("CartPole-v1")
 
 
-def test_a_wrong_name_is_answered_with_the_nearest_right_one():
+def test_an_unknown_name_suggests_the_nearest_valid_one():
     with pytest.raises(UnknownNameError, match="CartPole-v1"):
         make("CartPole-v2")
     with pytest.raises(UnknownNameError, match="gymnax"):
         make("gymnaks:CartPole-v1")
 
 
-def test_a_wrong_setting_is_answered_with_the_right_ones():
+def test_an_unknown_setting_lists_the_valid_ones():
     with pytest.raises(SettingError, match="force_mag"):
         make("CartPole-v1", force=3.0).action_space  # noqa: B018
 
 
-def test_a_missing_package_is_answered_with_how_to_install_it(monkeypatch):
+def test_a_missing_package_is_reported_with_how_to_install_it(monkeypatch):
     def missing(module):
         raise ModuleNotFoundError("No module named 'gymnax'", name="gymnax")
 

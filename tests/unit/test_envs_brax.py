@@ -43,7 +43,7 @@ def played():
     return play(light(), key_rows(jax.random.PRNGKey(0), ROWS), pushes())
 
 
-def test_an_episode_is_what_brax_alone_would_have_made_of_it():
+def test_an_episode_matches_brax_alone():
     first, steps = played()
     env = brax_envs.get_environment("inverted_pendulum", backend="spring")
     step = jax.jit(env.step)
@@ -72,7 +72,7 @@ def test_an_episode_ends_with_its_time_or_its_task_and_never_with_both():
     assert np.all(np.isfinite(steps.reward))
 
 
-def test_after_an_end_comes_a_first_state_unlike_the_last():
+def test_each_episode_starts_in_another_state():
     first, steps = played()
     done = np.asarray(steps.terminated | steps.truncated)
     moved = np.any(np.asarray(steps.obs != steps.last_obs), axis=-1)
@@ -92,7 +92,7 @@ def test_rows_do_not_depend_on_how_many_there_are():
     "name",
     [n if n == QUICK else pytest.param(n, marks=pytest.mark.slow) for n in family.names()],
 )
-def test_every_environment_can_be_looped_and_shows_what_its_space_says(name):
+def test_every_environment_runs_in_a_loop_and_matches_its_observation_space(name):
     env = make(f"brax:{name}")
     states, obs = jax.eval_shape(env.reset, key_rows(jax.random.PRNGKey(0), 3))
     action = jax.ShapeDtypeStruct((3, *env.action_space.shape), jnp.float32)
@@ -113,7 +113,7 @@ def test_an_environment_is_data():
     assert light().action_space == Box(-1.0, 1.0, (1,))
 
 
-def test_a_wrong_name_or_setting_is_answered_with_the_right_ones():
+def test_an_unknown_name_or_setting_lists_the_valid_ones():
     with pytest.raises(UnknownNameError, match="halfcheetah"):
         make("brax:half_cheetah")
     with pytest.raises(SettingError, match=r"episode_length.*reset_noise_scale"):
@@ -124,7 +124,7 @@ def test_a_wrong_name_or_setting_is_answered_with_the_right_ones():
         make("brax:halfcheetah", episode_length=0).action_space  # noqa: B018
 
 
-def test_a_missing_package_is_answered_with_how_to_install_it(monkeypatch):
+def test_a_missing_package_is_reported_with_how_to_install_it(monkeypatch):
     def missing(module):
         raise ModuleNotFoundError("No module named 'brax'", name="brax")
 

@@ -63,7 +63,7 @@ def test_rows_are_those_of_pools_of_one(simulator):
     assert not (seen["terminated"] & seen["truncated"]).any()
 
 
-def test_the_same_seeds_give_the_same_course_whatever_the_threads():
+def test_the_same_seeds_give_the_same_steps_with_any_number_of_threads():
     actions = random_actions(CARTPOLE, 50)
     together = play(CARTPOLE, actions)
     threads = play(EnvPoolSimulator("CartPole-v1", (("num_threads", 3),)), actions)
@@ -97,7 +97,7 @@ def test_atari_and_mujoco_are_shown_as_arrays_that_jax_takes():
     assert seen["obs"].dtype == seen["reward"].dtype == np.float32
 
 
-def test_rewards_of_atari_are_clipped_to_learn_from_only():
+def test_atari_rewards_are_clipped_for_learning_only():
     clipped = EnvPoolSimulator("Assault-v5")
     plain = EnvPoolSimulator("Assault-v5", (("clip_reward", False),))
     actions = random_actions(clipped, 150, rows=2)
@@ -112,7 +112,7 @@ def test_a_discrete_observation_is_shown_one_hot():
     np.testing.assert_array_equal(seen["obs"].sum(-1), 1)
 
 
-def test_wrong_names_and_settings_are_answered():
+def test_unknown_names_and_settings_are_rejected():
     with pytest.raises(UnknownNameError, match="Did you mean `CartPole-v1`"):
         make("envpool:CartPol-v1")
     with pytest.raises(SettingError, match="`batch_size` can't be set"):
@@ -131,7 +131,7 @@ assert not [m for m in sys.modules if m.startswith("jax")], "JAX was imported"
 """
 
 
-def test_a_process_that_only_steps_environments_does_without_jax():
+def test_a_process_that_only_steps_environments_does_not_import_jax():
     command = [sys.executable, "-c", WITHOUT_JAX]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def test_rows_are_those_of_a_plain_loop(name, settings, steps):
     assert (seen["terminated"] | seen["truncated"]).any()
 
 
-def test_the_same_seeds_and_actions_give_the_same_course_in_any_grouping():
+def test_the_same_seeds_and_actions_give_the_same_steps_in_any_grouping():
     rules = simulator("CartPole-v1")
     actions = random_actions(rules, 60)
     together, again = play(rules, actions), play(rules, actions)
@@ -108,7 +108,7 @@ def test_spaces_of_every_kind():
     np.testing.assert_array_equal(seen["obs"].sum(-1), 1)
 
 
-def test_a_dictionary_is_seen_and_several_choices_are_made():
+def test_dict_observations_and_multi_discrete_actions_are_supported():
     rules = simulator("Many-v0")
     assert rules.action_space == MultiDiscrete((3, 4))
     actions = random_actions(rules, 4)
@@ -163,7 +163,7 @@ def test_a_bad_action_is_named(name, action):
         step_rows(simulator(name), SEEDS, np.zeros(3, np.int32), action)
 
 
-def test_an_environment_that_can_t_be_made_is_named(monkeypatch):
+def test_an_environment_that_fails_to_construct_is_named(monkeypatch):
     from shoal.envs import gymnasium as family
 
     rules = simulator("CartPole-v1")
@@ -203,7 +203,7 @@ def test_a_simulator_is_data():
         make("gymnasium:CartPole-v1", what={"is": "this"})
 
 
-def test_wrong_names_and_settings_are_answered():
+def test_unknown_names_and_settings_are_rejected():
     with pytest.raises(UnknownNameError, match="Did you mean `CartPole-v1`"):
         make("gymnasium:CartPol-v1")
     with pytest.raises(UnknownNameError, match="Did you mean `gymnasium:Blackjack-v1`"):
@@ -213,7 +213,7 @@ def test_wrong_names_and_settings_are_answered():
 
 
 @needs("ale_py")
-def test_atari_is_preprocessed_and_scored_truly():
+def test_atari_is_preprocessed_and_returns_are_unclipped():
     rules = simulator("ALE/Pong-v5")
     assert rules.observation_space == Box(0.0, 255.0, (4, 84, 84), "uint8")
     seen = play(rules, np.zeros((70, 1), np.int32), SEEDS[:1])
@@ -242,7 +242,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_a_process_that_only_steps_environments_does_without_jax():
+def test_a_process_that_only_steps_environments_does_not_import_jax():
     done = run(STEP_WITHOUT_JAX)
     assert done.returncode == 0, done.stderr
 
@@ -270,6 +270,6 @@ except shoal.ShoalError as error:
         ("mpe2", "pettingzoo:mpe/simple_spread_v3", "pettingzoo"),
     ],
 )
-def test_a_missing_package_is_answered_with_its_extra(package, name, extra):
+def test_a_missing_package_is_reported_with_its_extra(package, name, extra):
     done = run(MISSING.format(package=package, name=name))
     assert f'pip install "shoal[{extra}]"' in done.stdout, done.stdout + done.stderr

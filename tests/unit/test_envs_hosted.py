@@ -37,7 +37,7 @@ def wide(name, **settings):
     return HostEnvironment(name, GymnasiumSimulator(name, tuple(settings.items())))
 
 
-def test_a_step_in_a_loop_is_that_of_its_rows():
+def test_a_step_in_a_loop_matches_step_rows():
     env = make("gymnasium:CartPole-v1")
     state, first = env.reset(key_rows(KEY, 3))
     actions = np.random.default_rng(0).integers(2, size=(40, 3), dtype=np.int32)
@@ -59,7 +59,7 @@ def test_a_step_in_a_loop_is_that_of_its_rows():
     assert jnp.sum(episode_totals(steps)["episodes"]) == np.sum(steps.terminated) > 0
 
 
-def test_an_environment_starts_alike_among_few_and_many():
+def test_an_environment_starts_the_same_in_any_batch_size():
     env = make("gymnasium:CartPole-v1")
     few, many = (env.reset(key_rows(KEY, envs)) for envs in (2, 18))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:2]), few, many)

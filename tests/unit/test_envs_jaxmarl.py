@@ -88,7 +88,7 @@ def test_agents_that_differ_are_groups_by_their_names():
     ]
 
 
-def test_smax_shows_what_may_be_done_and_the_world_and_ends_as_battles_do():
+def test_smax_has_action_masks_and_a_world_state_and_ends_with_the_battle():
     env = make(BATTLE, scenario="3m", max_steps=40)
     first, (_, steps) = play(env, key_rows(jax.random.PRNGKey(0), 2), 90)
     space = dict(env.observation_space.spaces)
@@ -122,7 +122,7 @@ def test_two_teams_are_one_axis_where_they_are_alike_and_groups_where_not():
     assert [name for name, _ in differ.action_space.spaces] == ["ally", "enemy"]
 
 
-def test_the_family_is_of_particle_worlds_and_battles():
+def test_the_family_has_mpe_and_smax():
     assert {"MPE_simple_spread_v3", "MPE_simple_tag_v3", "SMAX"} <= set(names())
     assert "hanabi" not in names()
 

@@ -99,7 +99,7 @@ def test_agents_of_different_kinds_are_refused():
         rules.agents  # noqa: B018
 
 
-def test_wrong_names_and_settings_are_answered():
+def test_unknown_names_and_settings_are_rejected():
     with pytest.raises(UnknownNameError, match="Did you mean `mpe/simple_spread_v3`"):
         make("pettingzoo:mpe/simple_spred_v3")
     with pytest.raises(SettingError, match="act in turns"):

@@ -110,7 +110,7 @@ def evaluations(world, **settings):
 
 
 @both
-def test_whole_episodes_are_played_with_what_there_is_before_a_tick(world):
+def test_whole_episodes_are_played_with_the_parameters_before_a_tick(world):
     each = [(4.0 * LONG * (tick + 1), 4.0 * LONG, 4.0, 0.0) for tick in range(TICKS)]
     assert evaluations(world, every=1) == each
     nothing = (0.0, 0.0, 0.0, 0.0)
@@ -123,13 +123,13 @@ def test_an_episode_that_lasts_too_long_counts_with_its_return_so_far(world):
 
 
 @both
-def test_what_is_remembered_is_handed_on_from_step_to_step(world):
+def test_memory_is_carried_from_step_to_step(world):
     assert evaluations(world, every=5, counts=True)[0][0] == 4.0 * sum(range(LONG))
 
 
 @both
 @pytest.mark.parametrize("backend", ["inline", "threads"])
-def test_on_the_side_each_evaluation_is_of_the_tick_it_names(backend, world, tmp_path):
+def test_an_asynchronous_evaluation_is_of_the_tick_it_names(backend, world, tmp_path):
     how = {"backend": backend, "ticks": TICKS, "envs": 4, "folder": tmp_path, "evaluate": 1}
     done = shoal.train(Greedy(), world, shoal.single_learner_coarse(2), **how)
     assert [f.name for f in done.plan.distribution.fragments][-1] == "evaluator"
@@ -144,7 +144,7 @@ def test_on_the_side_each_evaluation_is_of_the_tick_it_names(backend, world, tmp
     assert all("paid" in row and "evaluation" not in row for row in rows)
 
 
-def test_in_one_program_it_is_recorded_alike(tmp_path):
+def test_a_fused_evaluation_is_recorded_the_same_way(tmp_path):
     how = {"ticks": TICKS, "envs": 4, "folder": tmp_path, "evaluate": 2}
     done = shoal.train(Greedy(), WORLD, **how)
     assert len(done.plan.distribution.fragments) == 1
@@ -178,7 +178,7 @@ def test_what_cannot_be_evaluated_is_refused():
         Evaluated(Greedy(), every=0)
 
 
-def test_in_python_nothing_crosses_but_what_is_played_by():
+def test_only_the_acting_parameters_are_sent_to_an_evaluation_in_python():
     judged = Evaluated(Greedy(), every=1)
     policy = shoal.with_observer(shoal.single_learner_coarse(1), "evaluator", "evaluate")
     plan = shoal.plan(shoal.trace(judged, PYTHON, envs=2), policy, ONE)

@@ -118,7 +118,7 @@ def look(first):
     return jnp.mean(first)
 
 
-def test_what_is_given_away_is_written_over_in_a_worker_too():
+def test_donated_buffers_are_reused_in_a_worker():
     plan = shoal.plan(shoal.trace(Heap(), envs=2), shoal.single_learner_coarse(1), ONE)
     exported, (segments,) = executors(plan, "actor", [0])
     ((segment, _),) = (key for key in exported.segments if "heap" in key[0].donates)
@@ -140,7 +140,7 @@ def speak(x):
     return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x)
 
 
-def test_compiled_code_that_calls_python_is_refused_with_a_way_out():
+def test_compiled_code_that_calls_python_is_rejected_with_a_fix():
     plan = shoal.plan(shoal.trace(Talks(), envs=4), shoal.single_learner_coarse(2), ONE)
     with pytest.raises(RunError, match="can't be sent to another process") as error:
         shoal.run(plan, "processes", ticks=1)

@@ -42,7 +42,7 @@ def planned(policy, loop="ppo"):
     ],
     ids=["too many", "too little lag", "two learners", "lockstep"],
 )
-def test_a_queue_that_could_not_work_is_refused(policy, message):
+def test_an_invalid_queue_is_rejected(policy, message):
     with pytest.raises(shoal.ShoalError, match=message) as caught:
         planned(policy)
     assert caught.value.fix
@@ -67,7 +67,7 @@ class Tally:
         return kept + seen
 
 
-def test_who_takes_the_first_to_come_may_carry_no_rows():
+def test_a_queue_with_take_rejects_carried_rows():
     graph = shoal.trace(Tally(), envs=8)
     with pytest.raises(shoal.ShoalError, match="has a row for every environment"):
         shoal.plan(graph, asynchronous(), ONE)
@@ -137,7 +137,7 @@ def test_settings_that_mean_nothing_are_refused(what):
         NONSENSE[what]()
 
 
-def test_flows_print_as_they_are_meant():
+def test_flows_print_their_settings():
     assert str(shoal.Latest(2)) == "latest, lag <= 2"
     assert str(shoal.Latest(None)) == "latest"
     assert str(shoal.Queue(4, 2)) == "queue of 4, takes the first 2"
@@ -160,12 +160,12 @@ def test_every_preset_can_be_cut_by_every_policy(name):
         )
 
 
-def test_what_depends_on_timing_is_not_verified():
+def test_plans_that_depend_on_timing_are_not_verified():
     with pytest.raises(shoal.ShoalError, match="depends on who comes first"):
         verify_plan(planned(asynchronous()), "inline", ticks=1)
 
 
-def test_the_newest_with_no_lag_at_all_gives_the_fused_numbers():
+def test_latest_without_lag_gives_the_fused_numbers():
     wires = (shoal.Wire("learner", "actor", shoal.Latest(0)),)
     plan = planned(
         shoal.DistributionPolicy("mine", shoal.single_learner_coarse(2).fragments, wires), "chase"

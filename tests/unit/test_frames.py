@@ -54,7 +54,7 @@ def talks(draw):
 
 @LAW
 @given(talk=talks(), random=st.randoms(use_true_random=False))
-def test_what_is_sent_is_read_however_it_is_divided(talk, random):
+def test_frames_are_read_as_sent_in_pieces_of_any_size(talk, random):
     assert read(sent(talk), Incoming(BODIES), divided(random)) == (talk, "")
 
 
@@ -78,7 +78,7 @@ def test_a_frame_that_was_changed_is_refused_or_differs_only_in_itself(talk, at,
 
 @LAW
 @given(talk=talks(), at=st.integers(0))
-def test_whatever_had_come_when_a_connection_broke_the_rest_makes_it_whole(talk, at):
+def test_frames_are_complete_after_a_reconnect_at_any_byte(talk, at):
     data, handler = sent(talk), Heard()
     inbox = Inbox(Incoming(BODIES), handler)
     for part in (data[: at % (len(data) + 1)], None):
@@ -97,7 +97,7 @@ def test_whatever_had_come_when_a_connection_broke_the_rest_makes_it_whole(talk,
     [((TAKEN, 1, 2), True), ((DATA, 0, 1), True), ((DATA, 0, 0), False)],
     ids=["counts", "news", "messages"],
 )
-def test_only_where_the_newest_counts_numbers_may_be_left_out(key, may):
+def test_only_latest_channels_may_skip_numbers(key, may):
     incoming, body = Incoming(BODIES, [(DATA, 0, 1)]), bytes(BODIES[key][0])
     skips = [(Frame(*key, 7, 0, len(body)), body)]
     frames, refused = read(sent(skips), incoming, at_once())
@@ -109,7 +109,7 @@ def test_only_where_the_newest_counts_numbers_may_be_left_out(key, may):
 
 @LAW
 @given(noise=st.binary(max_size=500))
-def test_noise_is_refused_after_one_head(noise):
+def test_noise_is_rejected_after_one_header(noise):
     frames, refused = read(noise, Incoming(BODIES), at_once())
     assert frames == []
     assert bool(refused) == (len(noise) >= HEAD.size)
@@ -136,7 +136,7 @@ def spoilt(frame, at, form, value):
         (spoilt(Frame(DATA, 0, 0, 0, 0, 5), 10, "<H", 1), "no frame"),
     ],
 )
-def test_what_is_not_expected_is_refused_by_name(head, why):
+def test_unexpected_frames_are_rejected_by_name(head, why):
     assert len(head) == HEAD.size
     frames, refused = read(head + b"and then much more" * 10, Incoming(BODIES), at_once())
     assert frames == []
@@ -150,7 +150,7 @@ def test_a_frame_that_comes_twice_is_refused():
     assert refused == "taken 0 of end 2 on channel 1, and 1 is due"
 
 
-def test_the_other_side_may_always_end():
+def test_the_peer_may_close_at_any_time():
     inbox = Inbox(Incoming(BODIES), Heard())
     inbox.read(Pieces(Frame(BYE, 0, 0, 0).pack(1), at_once()))
     assert inbox.ended
@@ -169,7 +169,7 @@ def both_sides(nonces):
 
 @LAW
 @given(talk=talks(), at=st.integers(0), byte=st.integers(1, 255), random=st.randoms())
-def test_with_a_mac_nothing_that_was_changed_is_believed(talk, at, byte, random):
+def test_with_a_mac_any_change_is_rejected(talk, at, byte, random):
     caller, listener = both_sides(bytes(2 * NONCE))
     data = bytearray(signed(talk, caller))
     assert read(bytes(data), Incoming(BODIES), divided(random), listener) == (talk, "")
@@ -183,7 +183,7 @@ def test_with_a_mac_nothing_that_was_changed_is_believed(talk, at, byte, random)
 
 
 @pytest.mark.parametrize("other", ["its own direction", "another connection"])
-def test_a_frame_is_of_no_use_elsewhere(other):
+def test_a_frame_is_rejected_on_another_connection(other):
     talk = [(Frame(TAKEN, 1, 2, 0), b"")]
     caller, listener = both_sides(bytes(2 * NONCE))
     strange, _ = both_sides(b"n" * 2 * NONCE)
@@ -193,7 +193,7 @@ def test_a_frame_is_of_no_use_elsewhere(other):
     assert read(signed(talk, caller), Incoming(BODIES), at_once(), listener) == (talk, "")
 
 
-def test_a_body_that_is_altered_is_not_handed_on():
+def test_a_body_that_is_altered_is_not_delivered():
     caller, listener = both_sides(bytes(2 * NONCE))
     head = Frame(DATA, 0, 0, 0, 0, 5).pack(1)
     with pytest.raises(ProtocolError, match="altered on the way"):

@@ -113,7 +113,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("turn", FROZEN, ids=lambda turn: turn.__name__)
-def test_what_python_drew_is_found_with_its_line(turn):
+def test_values_drawn_in_python_are_found_with_their_line(turn):
     COUNTS[:] = range(20, 0, -1)
     error = check_error(
         TraceError, lambda: check_not_frozen(Origin(Loop(turn), None), 4), "tick", "jax.random"
@@ -135,7 +135,7 @@ def constants(w, x):
     return w + jnp.asarray(CONSTANT).sum() + np.pi + again.sum() + jnp.asarray(again)[0], x
 
 
-def test_constants_that_are_the_same_each_time_are_none():
+def test_constants_that_are_equal_in_both_traces_are_accepted():
     check_not_frozen(Origin(Loop(constants), None), 4)
     check_not_frozen(Origin(Toy(plain), None), 8)
 

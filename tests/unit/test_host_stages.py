@@ -206,7 +206,7 @@ def real(x):
     ],
     ids=["raises", "shape", "dtype"],
 )
-def test_a_host_stage_that_fails_or_breaks_its_promise(stage, words):
+def test_a_host_stage_that_fails_or_returns_other_shapes(stage, words):
     def turn(state):
         state, metrics = plain(state)
         return state._replace(x=state.x + stage(state.x)), metrics

@@ -108,7 +108,7 @@ def test_source_keeps_its_budgets(rule):
     assert not broken, "\n" + "\n".join(broken)
 
 
-def test_core_says_no_word_of_reinforcement_learning():
+def test_the_core_has_no_word_of_reinforcement_learning():
     files = set(python_files(*(SOURCE / name for name in CORE))) - WORDS_ALLOWED_IN
     broken = [message for path in sorted(files) for message in learning_words(path)]
     assert not broken, "\n" + "\n".join(broken)

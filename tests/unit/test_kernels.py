@@ -255,7 +255,7 @@ def why_not(function, *args):
     return part.why_not
 
 
-def test_what_has_no_rule_runs_on_xla():
+def test_operations_without_a_rule_run_on_xla():
     assert "sort" in why_not(*looped(lambda x: jnp.sort(x) * 0.5, rows(4)))
 
 
@@ -328,7 +328,7 @@ def test_a_run_with_kernels_gives_the_same_state(monkeypatch):
     check_same(got, shoal.run(fused_ppo(), ticks=2).values)
 
 
-def test_a_plan_says_what_runs_as_what(monkeypatch, capsys):
+def test_a_plan_reports_what_runs_as_a_kernel(monkeypatch, capsys):
     plan = fused_ppo()
     first, *others = map(str, kernel_parts(plan))
     assert re.fullmatch(r"the loop of act, env \(.*ppo.py:\d+\) runs as a kernel", first)

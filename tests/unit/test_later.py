@@ -21,7 +21,7 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("package")
-def test_a_module_is_loaded_when_it_is_first_used():
+def test_a_module_is_imported_when_it_is_first_used():
     with loaded_later("slow_to_load"):
         import seldom_draws
     assert "slow_to_load" not in sys.modules
@@ -30,14 +30,14 @@ def test_a_module_is_loaded_when_it_is_first_used():
 
 
 @pytest.mark.usefixtures("package")
-def test_one_that_is_there_is_used_as_it_is():
+def test_an_imported_module_is_used_as_it_is():
     import slow_to_load
 
     with loaded_later("slow_to_load"):
         assert sys.modules["slow_to_load"] is slow_to_load
 
 
-def test_an_environment_of_gymnax_loads_nothing_that_draws():
+def test_a_gymnax_environment_imports_no_plotting_packages():
     pytest.importorskip("gymnax")
     code = (
         "import sys, shoal; shoal.envs.make('CartPole-v1').observation_space;"

@@ -75,7 +75,7 @@ def test_action_values_refuse_a_mask():
 
 
 @pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
-def test_what_a_run_has_learnt_stays_in_its_box(kind):
+def test_actions_of_a_trained_agent_stay_in_the_box(kind):
     env = _pendulum()
     algorithm = kind(hidden=(8,))
     state = algorithm.init(KEY, env, 2)

@@ -71,7 +71,7 @@ def test_rows_do_not_mix(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_what_was_seen_matters_later_but_not_before(kind):
+def test_inputs_affect_later_outputs_only(kind):
     memory = MEMORIES[kind]
     features, _ = window(2, 5, ())
     nothing = jnp.zeros(5, bool)

@@ -31,7 +31,7 @@ def numbers(count):
 
 @LAW
 @given(numbers(AGENTS), numbers(WORLD), st.integers(0, AGENTS - 1), st.floats(0, 5, width=32))
-def test_the_team_is_never_worse_off_when_an_agent_is_better_off(worth, world, agent, more):
+def test_the_team_value_rises_with_each_agents_value(worth, world, agent, more):
     better = worth + more * np.eye(AGENTS, dtype=np.float32)[agent]
     assert mix(better, world) >= mix(worth, world) - 1e-4
     assert (slope_of(worth, world) >= 0).all()
@@ -74,7 +74,7 @@ def draws(mask, epsilon, seed):
 
 @LAW
 @given(masks, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 99))
-def test_what_may_not_be_done_is_never_chosen(mask, epsilon, seed):
+def test_masked_actions_are_never_chosen(mask, epsilon, seed):
     worth, drawn = draws(np.array(mask), epsilon, seed)
     assert np.array(mask)[np.arange(2), np.asarray(drawn)].all()
     if epsilon == 0.0:
@@ -148,7 +148,7 @@ class TestTargets:
 
 
 @pytest.mark.parametrize("table", [(), (("dog*", "shepherd"), ("*", "prey"))])
-def test_playing_is_acting_without_chance(table):
+def test_playing_is_acting_greedily(table):
     small = {"num_steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
     algorithm, env = QMIX(**small, policies=table, one_team=True, epsilon=(0.0, 0.0)), herd()
     state = jax.jit(lambda: algorithm.init(jax.random.PRNGKey(3), env, 2))()
@@ -192,7 +192,7 @@ def test_settings_that_cannot_work_are_refused(settings, error, says):
 
 
 @pytest.mark.parametrize("kind", [QMIX, VDN])
-def test_groups_that_may_be_opponents_are_not_mixed_into_one_team_unsaid(kind):
+def test_groups_that_may_be_opponents_are_not_mixed_by_default(kind):
     with pytest.raises(SettingError, match="dog, sheep may be opponents") as refused:
         kind().init(jax.random.key(0), herd(), 2)
     assert "one_team=True" in refused.value.fix

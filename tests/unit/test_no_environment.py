@@ -91,7 +91,7 @@ def test_the_command_line_needs_no_environment(tmp_path, monkeypatch, capsys):
     assert main(["verify", SUPERVISED, "--distribute", "single-learner-coarse"]) == 0
 
 
-def test_an_environment_is_asked_for_where_one_is_needed(tmp_path):
+def test_an_environment_is_required_where_one_is_needed(tmp_path):
     check_error(SettingError, lambda: shoal.train("ppo", None), "PPO", "none is named")
     check_error(
         SettingError,
@@ -229,7 +229,7 @@ def test_a_metric_may_have_a_name_that_the_runtime_uses_too(name, lag, tmp_path)
 @pytest.mark.parametrize(
     "name", ["tick", "env_steps", "seconds", "return_mean", "lag_mean", "evaluation_episodes"]
 )
-def test_a_metric_that_a_row_says_itself_is_refused_before_anything_is_written(name, tmp_path):
+def test_a_metric_with_a_reserved_name_is_rejected_before_anything_is_written(name, tmp_path):
     train = lambda: shoal.train(OwnWorld(shows=name), None, envs=8, folder=tmp_path)  # noqa: E731
     error = check_error(TraceError, train, f"`{name}`", "metrics.jsonl", "another name")
     assert "test_no_environment.py" in error.where

@@ -151,7 +151,7 @@ def refuse_constant(name):
 
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 @pytest.mark.parametrize("name", ["fused", "lagged"])
-def test_infinity_is_no_fault_and_is_written_as_json_that_reads_back(name, backend, tmp_path):
+def test_infinity_is_allowed_and_round_trips_through_json(name, backend, tmp_path):
     how = {"ticks": 4, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path, "backend": backend}
     trained = shoal.train(Toy(unbounded), None, NAN_PLANS[name], **how)
     assert trained.summary["status"] == "done"
@@ -163,7 +163,7 @@ def test_infinity_is_no_fault_and_is_written_as_json_that_reads_back(name, backe
     assert all(isinstance(row["best"], float) for row in rows[2:])
 
 
-def test_a_nan_is_found_among_infinities_that_are_meant():
+def test_a_nan_is_found_among_allowed_infinities():
     def sour_beside(state):
         after, metrics = sour(state)
         return after, {"bound": jnp.inf * (1 + after.x), **metrics}
@@ -185,7 +185,7 @@ def test_infinite_returns_are_written_as_json(tmp_path):
     shoal.resume(trained.folder, ticks=4, algorithm=Toy(returned), cluster=TWO_CPUS)
 
 
-def test_a_setting_without_bound_is_described_and_made_again():
+def test_an_infinite_setting_round_trips():
     settings = (float("inf"), -float("inf"), {"low": float("-inf")}, 1.5)
     text = json.dumps(recipe_of(settings), allow_nan=False)
     assert make_again(json.loads(text), "here", trusted=True) == settings

@@ -29,7 +29,7 @@ from unit.toy_loop import TWO_CPUS, Toy, plain
         ("clip_coef", "PPO(clip_eps=...)"),
     ],
 )
-def test_an_unknown_keyword_is_answered_with_the_right_word(tmp_path, do, name, words):
+def test_an_unknown_keyword_suggests_the_right_one(tmp_path, do, name, words):
     if do is shoal.resume and "envs" in words:
         pytest.skip("a resumed run has its environments")
     arguments = (tmp_path,) if do is shoal.resume else (Toy(plain), None)
@@ -56,7 +56,7 @@ def test_an_unknown_keyword_is_answered_with_the_right_word(tmp_path, do, name, 
         "folder": [5, "a\0b", "/dev/null/x"],
     }.items(),
 )
-def test_a_value_that_cannot_be_meant_is_refused_and_nothing_is_written(tmp_path, name, values):
+def test_an_invalid_value_is_rejected_and_nothing_is_written(tmp_path, name, values):
     for value in values:
         how = {"ticks": 1, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path / "runs"}
         with pytest.raises(SettingError) as refused:
@@ -76,7 +76,7 @@ def test_a_name_that_a_folder_can_have_is_taken(tmp_path):
         assert check_name(name) == name
 
 
-def test_a_run_is_never_written_over(tmp_path):
+def test_an_existing_run_is_never_overwritten(tmp_path):
     how = {"ticks": 1, "envs": 8, "cluster": TWO_CPUS, "folder": tmp_path, "name": "mine"}
     folder = shoal.train(Toy(plain), None, **how).folder
     (folder / "summary.json").unlink()
@@ -105,7 +105,7 @@ def test_a_distribution_policy_may_be_named():
         check_distribution(7)
 
 
-def test_an_object_of_gymnasium_is_answered_with_its_name():
+def test_a_gymnasium_object_is_rejected_with_its_name():
     gymnasium = pytest.importorskip("gymnasium")
     env = gymnasium.make("CartPole-v1")
     with pytest.raises(SettingError) as refused:

@@ -48,7 +48,7 @@ def carried(values, packing):
 
 @LAW
 @given(values=arrays(), packing=st.sampled_from(WAYS))
-def test_what_comes_is_what_was_sent(values, packing):
+def test_packed_arrays_round_trip(values, packing):
     got, _ = carried(values, packing)
     for x, y in zip(values, got, strict=True):
         halved = "bfloat16" in packing.how and x.dtype == np.float32
@@ -56,19 +56,19 @@ def test_what_comes_is_what_was_sent(values, packing):
         np.testing.assert_array_equal(np.asarray(y, x.dtype), np.asarray(wanted, x.dtype))
 
 
-def test_zeros_are_squeezed_and_noise_goes_as_it_is():
+def test_zeros_are_compressed_and_noise_is_sent_uncompressed():
     noise = np.random.default_rng(0).bytes(10_000)
     assert carried([np.zeros(10_000, np.uint8)], WAYS[1])[1] < 200
     assert carried([np.frombuffer(noise, np.uint8)], WAYS[1])[1] == 10_000
 
 
-def test_small_messages_go_as_they_are():
+def test_small_messages_are_sent_uncompressed():
     assert carried([np.zeros(100, np.float32)], Packed(("bfloat16", "lz4")))[1] == 400
 
 
 @LAW
 @given(data=st.binary(min_size=1, max_size=99))
-def test_noise_is_refused_or_fills_exactly_the_room(data):
+def test_noise_is_rejected_or_fills_exactly_the_buffer(data):
     codec = Codec([((100,), np.dtype("uint8"))], WAYS[1])
     codec.room(len(data))[:] = np.frombuffer(data, np.uint8)
     with suppress(ProtocolError):
@@ -76,7 +76,7 @@ def test_noise_is_refused_or_fills_exactly_the_room(data):
     assert codec.arrays[0].nbytes == 100
 
 
-def test_what_cannot_be_done_is_refused():
+def test_unavailable_packings_are_rejected():
     with pytest.raises(shoal.ShoalError, match="can't be packed by `zip`"):
         Packed(("zip",))
 

@@ -148,11 +148,11 @@ def test_a_name_cannot_add_elements():
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (38_400, "38 kB"), (2_100_000, "2.1 MB")],
 )
-def test_sizes_are_said_with_two_digits_and_a_unit(count, text):
+def test_sizes_are_printed_with_two_digits_and_a_unit(count, text):
     assert size_text(count) == text
 
 
-def test_many_values_are_summed_up_by_how_their_names_begin():
+def test_many_values_are_summarised_by_the_prefix_of_their_names():
     spec = {"shape": [2], "dtype": "float32", "bytes": 8, "axis": None}
     values = [{**spec, "name": f"state.{part}.{i}"} for part in ("a", "b") for i in range(9)]
     assert value_rows(values) == (("state.a", "9 values", "72 B"), ("state.b", "9 values", "72 B"))

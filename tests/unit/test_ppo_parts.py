@@ -37,7 +37,7 @@ def two_ticks(algorithm, env, state):
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_replicas_learn_what_one_alone_would(monkeypatch, env):
+def test_replicas_learn_the_same_as_one(monkeypatch, env):
     algorithm = replace(SMALL, norm_obs=True, norm_reward=True)
     state = algorithm.init(KEY, env, envs=4)
     alone, metrics = two_ticks(algorithm, env, state)
@@ -57,7 +57,7 @@ def test_replicas_learn_what_one_alone_would(monkeypatch, env):
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_an_environment_starts_and_acts_alike_among_few_and_many(env):
+def test_an_environment_starts_and_acts_the_same_in_any_batch_size(env):
     few, many = (SMALL.init(KEY, env, envs) for envs in (2, 5))
     jax.tree.map(
         np.testing.assert_array_equal,
@@ -91,7 +91,7 @@ def test_a_tick_keeps_the_state_s_spec_and_its_metrics_are_finite(env):
     assert np.all(metrics["episode_length"] <= 8)
 
 
-def test_an_advantage_looks_as_far_as_its_own_episode_goes():
+def test_an_advantage_ends_with_its_episode():
     env = ENVS[0]
     learner = SMALL.init(KEY, env, envs=3).learner
     learner = learner._replace(
@@ -145,7 +145,7 @@ def test_the_learning_rate_falls_to_nothing():
     jax.tree.map(np.testing.assert_array_equal, first.learner.params, second.learner.params)
 
 
-def test_the_value_clip_holds_the_critic_back():
+def test_the_value_clip_limits_the_critics_update():
     free, held = (replace(SMALL, clip_eps_vf=clip) for clip in (None, 1e-3))
     params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
     zeros = jnp.zeros((4, 2))

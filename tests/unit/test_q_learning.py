@@ -29,7 +29,7 @@ def test_two_streams_differ_by_the_actions_mean_advantage_alone():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_any_action_is_taken_as_often_as_said(epsilon):
+def test_random_actions_have_the_probability_epsilon(epsilon):
     keys = jax.random.split(jax.random.key(0), 4000)
     worth = jnp.array([0.0, 2.0, 1.0, -1.0])
     took = jax.vmap(lambda key: best_or_any(key, worth, epsilon))(keys)
@@ -46,7 +46,7 @@ SMALL = R2D2(
 
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
-def test_each_chunk_begins_with_what_was_remembered_after_the_one_before_it(memory):
+def test_each_chunk_starts_with_the_memory_after_the_previous_one(memory):
     algorithm, env = dataclasses.replace(SMALL, memory=memory), shoal.envs.make("CartPole-v1")
     state = jax.jit(lambda: algorithm.init(jax.random.key(0), env, 3))()
     tick, walk = jax.jit(lambda state: algorithm.tick(env, state)[0]), jax.jit(q_network.walk)
@@ -88,7 +88,7 @@ def test_invalid_settings_are_rejected(make, message):
         make()
 
 
-def test_nothing_need_be_burnt_in():
+def test_burn_in_is_optional():
     graph = shoal.trace(
         dataclasses.replace(SMALL, burn_in=0), shoal.envs.make("CartPole-v1"), envs=2
     )

@@ -77,7 +77,9 @@ def test_the_loss_is_the_plain_definition(form, x, reward, discount, y):
 
 @LAW
 @given(atoms, numbers, discounts)
-def test_a_projection_keeps_all_chance_and_inside_the_support_the_mean(x, reward, discount):
+def test_a_projection_keeps_the_total_probability_and_the_mean_inside_the_support(
+    x, reward, discount
+):
     form, chance = FORMS[1], softmax(x)
     got = project(form, jnp.float32(reward), jnp.float32(discount), jnp.array(chance))
     np.testing.assert_allclose(got.sum(), 1, atol=1e-5)
@@ -103,7 +105,7 @@ def test_no_gradient_flows_to_the_target_and_a_batch_is_each_alone(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_loss_is_least_where_what_is_expected_is_what_comes(form):
+def test_the_loss_is_minimal_at_the_expected_return(form):
     """Gradient descent on the loss finds a certain return."""
     x = jnp.zeros(form.atoms)
     grad = jax.jit(jax.grad(lambda x: td_loss(form, x, jnp.float32(2.0), jnp.float32(0), x)[0]))

@@ -71,7 +71,7 @@ def test_defaults_and_presets_pass():
             assert replace(algorithm) == algorithm
 
 
-def test_the_name_that_another_library_gives_a_setting_is_answered_with_ours():
+def test_a_setting_named_as_in_another_library_suggests_ours():
     has = {f.name: kind for kind in ALGORITHMS.values() for f in fields(kind)}
     assert not set(SYNONYMS) & set(has)
     for theirs, ours in SYNONYMS.items():

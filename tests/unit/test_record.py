@@ -12,7 +12,7 @@ from shoal.runtime.debug.record import Recording, read_tape, record, replay
 
 
 @pytest.mark.parametrize("edge", ["actor>learner", "learner > actor"])
-def test_a_replayed_fragment_shows_what_it_showed(tmp_path, edge):
+def test_a_replayed_fragment_gives_the_recorded_metrics(tmp_path, edge):
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2, lag=1), ONE)
     shown = {}
     shoal.run(plan, "inline", ticks=3, state=start_of("chase"), watch=shown.__setitem__)
@@ -26,7 +26,7 @@ def test_a_replayed_fragment_shows_what_it_showed(tmp_path, edge):
             np.testing.assert_array_equal(x, shown[tick][name])
 
 
-def test_an_edge_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+def test_an_unknown_edge_lists_the_existing_ones(tmp_path):
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
     with pytest.raises(shoal.ShoalError, match="actor>learner"):
         record(plan, Recording("actor>lerner", 1), tmp_path / "x", start_of("chase"))

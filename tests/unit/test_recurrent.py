@@ -37,7 +37,7 @@ def three_ticks(algorithm, env, state):
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm", "transformer"])
-def test_learning_remembers_what_acting_remembered(kind):
+def test_learning_has_the_memory_of_acting(kind):
     """The first update of a tick finds the policy that acted, at each step and in each piece."""
     algorithm = replace(SMALL, memory=kind, sequence_length=4, learning_rate=1e-301)
     state = algorithm.init(KEY, STEPS, envs=3)
@@ -47,7 +47,7 @@ def test_learning_remembers_what_acting_remembered(kind):
     assert any(np.any(x) for x in jax.tree.leaves(after.memory))
 
 
-def test_nothing_is_remembered_of_an_episode_that_has_ended():
+def test_memory_is_reset_when_an_episode_ends():
     algorithm = replace(
         SMALL, memory="gru", num_steps=3
     )  # every episode has ended after three steps
@@ -75,7 +75,7 @@ def test_without_lag_decoupled_ppo_is_ppo():
     jax.tree.map(close, one, other)
 
 
-def test_the_decoupled_loss_clips_about_the_newest_policy_and_weighs_by_who_acted():
+def test_the_decoupled_loss_clips_at_the_proximal_policy_and_weights_by_the_behaviour_policy():
     """Equation 3 of Hilton et al. (2022): π_prox / π_behaviour · the clipped surrogate."""
     algorithm = replace(SMALL, decoupled=True)
     params = algorithm.init(KEY, STEPS, envs=2).learner.params

@@ -222,7 +222,7 @@ def test_environments_of_python_begin_new_episodes(tmp_path):
     assert [row["tick"] for row in rows(part.folder)] == [0, 1, 2]
 
 
-def test_a_restart_changes_what_was_seen_and_nothing_else(tmp_path):
+def test_a_restart_changes_only_the_episodes(tmp_path):
     pytest.importorskip("gymnasium")
     from shoal.algorithms import PPO
     from shoal.envs.fresh import restart_hosts

@@ -34,7 +34,7 @@ def call_gae(reward, value, next_value, terminated, truncated, lambda_=LAMBDA):
 
 @LAW
 @given(numbers, numbers, numbers, ends, ends)
-def test_gae_is_the_discounted_sum_of_surprises_up_to_the_episode_s_end(
+def test_gae_is_the_discounted_sum_of_td_errors_up_to_the_episode_s_end(
     reward, value, next_value, terminated, truncated
 ):
     expected = np.zeros(STEPS)

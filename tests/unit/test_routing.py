@@ -46,7 +46,7 @@ def test_the_first_line_that_matches_counts(table):
 
 @settings(max_examples=40, deadline=None)
 @given(tables)
-def test_to_join_is_the_reverse_of_to_split(table):
+def test_join_is_the_inverse_of_split(table):
     routes = route(ALIKE, table)
     x = np.arange(2 * 5 * 3).reshape(2, 5, 3)
     apart = routes.split(x)
@@ -70,7 +70,7 @@ def test_groups_are_split_and_joined_by_agent():
     jax.tree.map(np.testing.assert_array_equal, again, x)
 
 
-def test_without_a_table_those_that_are_alike_share_a_policy():
+def test_without_a_table_homogeneous_agents_share_a_policy():
     assert [p.agents for p in route(ALIKE, ()).policies] == [Alike.agents]
     assert [(p.name, p.agents) for p in route(HERD, ()).policies] == list(Herd.groups)
 

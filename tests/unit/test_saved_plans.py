@@ -73,7 +73,7 @@ def test_a_loaded_plan_prints_as_it_did_and_gives_the_same_bits(saved, name):
 
 
 @pytest.mark.parametrize("name", ["coarse(2), lag 1", "multi_learner(2)"])
-def test_another_process_needs_no_loop_for_it(saved, name, tmp_path):
+def test_another_process_runs_it_without_the_loop(saved, name, tmp_path):
     plan, path = saved(name)
     out = tmp_path / "end.npz"
     command = [sys.executable, "-c", RUN, str(path), "processes", str(out)]
@@ -111,14 +111,14 @@ def changed(path, out, change):
     ],
     ids=["class", "function", "form", "cut short", "empty", "deep"],
 )
-def test_a_file_that_says_something_else_is_refused(saved, tmp_path, change):
+def test_a_modified_file_is_rejected(saved, tmp_path, change):
     _, path = saved("coarse(2), lag 1")
     other = changed(path, tmp_path / "other.shoal", change)
     with pytest.raises(ShoalError, match="holds no plan"):
         load_plan(other)
 
 
-def test_what_is_no_file_of_a_plan_is_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     with pytest.raises(ShoalError, match="can't be read"):
         load_plan(tmp_path / "none.shoal")
     (tmp_path / "text.shoal").write_text("no plan")

@@ -56,7 +56,7 @@ def test_a_constant_rate_stays_however_long_the_run_is(tmp_path):
     assert seen == pytest.approx([RATE] * 4)
 
 
-def test_a_run_that_is_extended_says_so_and_learns_on(tmp_path, capsys):
+def test_an_extended_run_reports_it_and_keeps_learning(tmp_path, capsys):
     train(tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
     recorded, seen = run(tmp_path, "resume", str(folder), "--ticks", "8")
@@ -81,7 +81,7 @@ def test_a_schedule_of_unknown_length_is_rejected():
         shoal.trace(PPO(anneal_lr=True), shoal.envs.make("CartPole-v1"), envs=4)
 
 
-def test_rmsprop_begins_no_larger_than_its_rate():
+def test_rmsprop_starts_with_steps_no_larger_than_its_rate():
     rule = clipped_rmsprop(0.5, max_grad_norm=100.0)
     grad = jnp.array([1e-2, -2.0])
     updates, _ = rule.update(grad, rule.init(jnp.zeros(2)))

@@ -37,7 +37,7 @@ def interrupts(phase, storm):
 
 
 @given(STORMS)
-def test_while_there_is_something_to_save_only_a_late_second_ctrl_c_interrupts(storm):
+def test_while_saving_only_a_late_second_ctrl_c_interrupts(storm):
     times = itertools.accumulate((pause for _, pause in storm), initial=100.0)
     next(times)
     pressed = [at for at, (number, _) in zip(times, storm, strict=True) if number == signal.SIGINT]
@@ -63,7 +63,7 @@ def test_with_nothing_to_save_the_first_interrupts_and_with_all_saved_none_does(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_noted_even_by_a_thread_that_holds_the_locks_of_the_run(number):
+def test_a_signal_is_recorded_while_the_thread_holds_the_locks_of_the_run(number):
     limit = Limit(10)
     with owned() as owner, owner.saving(), limit._lock:
         os.kill(os.getpid(), number)
@@ -81,7 +81,7 @@ def test_previous_handlers_are_restored_and_owners_nest():
     assert requested() == 0
 
 
-def test_between_the_runs_of_a_job_there_is_something_to_save_and_after_it_all_is_saved():
+def test_a_job_keeps_the_saving_phase_between_its_runs():
     with owned() as owner:
         with owner.saving():
             assert owner.phase is Phase.SAVING

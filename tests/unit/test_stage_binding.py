@@ -85,7 +85,7 @@ def test_a_stage_of_one_object_is_the_same_each_time_and_compiles_once():
     assert len(traces) == 1
 
 
-def test_what_is_bound_goes_with_its_object_and_never_grows_beyond_a_bound():
+def test_bound_stages_are_freed_with_their_object_and_the_cache_is_bounded():
     algorithm = OnData(data=np.ones(3))
     algorithm.learn(jnp.zeros(()))
     gone = weakref.ref(algorithm)
@@ -104,12 +104,12 @@ def test_a_stage_that_was_taken_from_its_object_keeps_it():
     assert float(learn(jnp.zeros(()))) == 5.0
 
 
-def test_an_object_at_the_place_of_one_that_is_gone_has_a_stage_of_its_own():
+def test_an_object_at_a_reused_address_has_a_stage_of_its_own():
     for value in range(50):  # CPython soon gives an object the address of one before
         assert float(OnData(data=np.array([value])).learn(jnp.zeros(()))) == value
 
 
-def test_an_object_that_is_no_key_of_a_dictionary_can_have_stages():
+def test_an_unhashable_object_can_have_stages():
     assert float(Slotted(2.0).learn(jnp.ones(()))) == 3.0
 
 
@@ -179,7 +179,7 @@ def test_any_callable_can_be_a_host_stage(kind):
 
 
 @pytest.mark.parametrize("kind", CALLABLES)
-def test_any_callable_goes_to_processes(kind):
+def test_any_callable_is_sent_to_processes(kind):
     function, _ = CALLABLES[kind]
     loop = Calls(shoal.stage(name="learn")(function), shoal.stage(per="env")(function))
     plan = shoal.plan(shoal.trace(loop, envs=4), shoal.single_learner_coarse(2))

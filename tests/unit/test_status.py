@@ -31,7 +31,7 @@ def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
 @pytest.mark.parametrize(
     "text", ["[1]", '{"actor": null}', '{"actor": -1}', '{"actor": true}', '{"actor": 2', "\xff"]
 )
-def test_what_is_wrong_in_scale_json_is_reported_once_and_ignored(tmp_path, text, monkeypatch):
+def test_an_invalid_scale_json_is_reported_once_and_ignored(tmp_path, text, monkeypatch):
     monkeypatch.setattr("shoal.runs.status.EVERY", 0.0)
     said = []
     status = Status(tmp_path, {}, said.append)
@@ -43,7 +43,7 @@ def test_what_is_wrong_in_scale_json_is_reported_once_and_ignored(tmp_path, text
     assert "scale.json is ignored" in said[0]
 
 
-def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path, capsys):
+def test_a_run_whose_process_was_killed_is_not_shown_as_running(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
     with locked(tmp_path):
         assert main(["status", str(tmp_path)]) == 0
@@ -56,6 +56,6 @@ def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path, capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_folder_without_a_run_is_answered(tmp_path):
+def test_status_rejects_a_folder_without_a_run(tmp_path):
     with pytest.raises(SettingError, match="there is no run"):
         read_status(tmp_path)

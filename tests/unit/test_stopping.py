@@ -178,7 +178,7 @@ def test_on_a_full_disk_training_continues_reports_it_and_catches_up(tmp_path):
         assert ticks_in(run / "checkpoints")[-1] == summary["ticks"]
 
 
-def test_a_run_whose_end_finds_no_room_says_what_is_lost_and_fails(tmp_path):
+def test_a_run_that_ends_on_a_full_disk_reports_the_loss_and_fails(tmp_path):
     with disk_of(tmp_path / "disk", "4m") as disk:
         run = disk / "run"
         driver = shoal_train(disk, "--ticks", "100000000", "--checkpoint-every", "end", *CUT)

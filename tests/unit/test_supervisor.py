@@ -61,7 +61,7 @@ def play(*events, state=START):
     return state, done
 
 
-def test_a_worker_that_is_lost_restarts_in_place_and_is_reported_twice():
+def test_a_lost_worker_restarts_in_place_and_is_reported_twice():
     exit = gone(1)
     state, done = play(
         WorkerExited(1, exit, 10.0), TimePassed(10.1), GroupReady((1,)), GroupReady((1,)),
@@ -77,7 +77,7 @@ def test_a_worker_that_is_lost_restarts_in_place_and_is_reported_twice():
     assert state.present == START.present
 
 
-def test_one_that_fails_again_before_it_is_back_is_reported_as_not_back_first():
+def test_a_second_failure_during_a_restart_closes_the_first_report():
     exit = gone(1)
     once = WorkerExited(1, exit, 1.0), GroupReady((1,)), WorkerExited(1, exit, 2.0)
     reports = [a for a in play(*once)[1] if isinstance(a, ReportFailure)]
@@ -85,7 +85,7 @@ def test_one_that_fails_again_before_it_is_back_is_reported_as_not_back_first():
     assert reports == [new, not_back, new]
 
 
-def test_one_that_was_to_leave_and_is_lost_with_its_host_may_come_again():
+def test_a_worker_that_was_scaled_down_and_lost_with_its_host_can_be_placed_again():
     state, done = play(ScaleRequested({"actor": 1}), TimePassed(1.0), HostLost((1,), 2.0))
     assert StopWorker(1) in done
     again = ScaleRequested({"actor": 2}), TimePassed(3.0), WorkerPlaced(1, 3.0)
@@ -151,7 +151,7 @@ def test_replicas_are_scaled_within_their_bounds():
     assert state.staying("actor") == [0]
 
 
-def test_the_workers_of_a_lost_host_are_placed_elsewhere_unless_they_can_be_spared():
+def test_workers_of_a_lost_host_are_placed_elsewhere_if_they_are_needed():
     state, done = play(HostLost((1,), 1.0))
     assert done == [ReportFailure((1,), state.pending[1,].exit, is_new=True)], "one is enough"
     later = 1.0 + EMPTY_PLACE_TIMEOUT_S
@@ -253,7 +253,7 @@ WAYS = ("fail", "lose_host", "get_ready", "resume", "wait", "scale", "room")
 
 
 @given(st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, len(NAMES) - 1)), max_size=60))
-def test_whatever_happens_nothing_runs_twice_and_every_failure_is_reported_to_its_end(events):
+def test_no_worker_runs_twice_and_every_failure_report_is_closed(events):
     model = Model()
     for way, number in events:
         getattr(model, way)(number)
@@ -267,7 +267,7 @@ def test_whatever_happens_nothing_runs_twice_and_every_failure_is_reported_to_it
 
 
 @given(st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, 3)), max_size=40))
-def test_once_all_is_well_again_there_are_as_many_replicas_as_are_wanted(events):
+def test_the_wanted_number_of_replicas_runs_after_recovery(events):
     model = Model()
     for way, number in events:
         getattr(model, way)(number)

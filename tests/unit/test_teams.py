@@ -51,7 +51,7 @@ def shown(central):
     return obs, teams.look(ROUTES, obs, 1, central)
 
 
-def test_own_features_masks_and_the_world_are_taken_apart():
+def test_features_masks_and_the_world_state_are_separated():
     obs, found = shown(central=True)
     np.testing.assert_array_equal(found["dog"].own, obs["dog"]["seen"])
     np.testing.assert_array_equal(found["dog"].mask, obs["dog"]["mask"])
@@ -60,7 +60,7 @@ def test_own_features_masks_and_the_world_are_taken_apart():
     assert teams.widths(ROUTES) == ({"dog": 3, "sheep": 2}, 6)
 
 
-def test_where_no_world_is_shown_it_is_what_all_see():
+def test_without_a_world_state_it_is_all_observations():
     plain = replace(ENV, simulator=Plain())
     routes = route(plain, ())
     _, obs = plain.reset(key_rows(jax.random.PRNGKey(0), 2))

@@ -128,11 +128,11 @@ def layers(net):
         (Box(0.0, 1.0, (10, 5)), "mlp"),
     ],
 )
-def test_auto_chooses_by_what_is_seen(space, kind):
+def test_auto_chooses_by_the_observation_space(space, kind):
     assert choose_torso(space, "auto") == kind
 
 
-def test_a_torso_that_cannot_see_or_is_not_known_is_refused_with_one_that_can():
+def test_an_unsuitable_or_unknown_torso_is_rejected_with_a_suitable_one():
     with pytest.raises(SettingError, match="`nature` sees images of 36 × 36") as caught:
         choose_torso(SMALL, "nature")
     assert "torso=minatar" in caught.value.fix
@@ -177,7 +177,7 @@ def test_bfloat16_rounds_products_and_leaves_parameters_slopes_and_results_in_fl
     assert 0 < np.max(np.abs(exact - rounded)) < 0.05 * np.max(np.abs(exact))
 
 
-def test_what_to_compute_in_is_one_of_two():
+def test_the_compute_dtype_is_one_of_two():
     with pytest.raises(UnknownNameError, match="`float16`"):
         computed_in((), "float16")
     assert [f.name for f in fields(Dense)] == ["weight", "bias", "compute"]

@@ -152,7 +152,7 @@ def test_the_error_names_what_would_run_and_the_way_to_let_it(run, watched, caps
     "env",
     ["hostile:World-v0", "GymV26Environment-v0", "no-such-world-v0"],
 )
-def test_an_environment_that_others_register_needs_trust(run, watched, env):
+def test_a_third_party_environment_needs_trust(run, watched, env):
     pytest.importorskip("gymnasium")
     record = json.loads((run / "run.json").read_text())
     simulator = {"name": "GymnasiumSimulator", "module": "shoal.envs.gymnasium"}
@@ -212,7 +212,7 @@ def test_arrays_of_a_recording_are_not_unpickled(watched, capsys):
     assert "can't be read as a recording" in capsys.readouterr().err
 
 
-def test_ones_own_run_resumes_without_a_flag_until_its_recipe_changes(tmp_path):
+def test_a_users_own_run_resumes_without_a_flag_until_its_recipe_changes(tmp_path):
     how = {"envs": 8, "cluster": TWO_CPUS}
     folder = shoal.train(Toy(plain), None, ticks=2, folder=tmp_path, name="mine", **how).folder
     assert shoal.resume(folder, ticks=3, cluster=TWO_CPUS).summary["ticks"] == 3
@@ -238,7 +238,7 @@ def test_only_runs_with_code_of_their_own_are_noted(tmp_path, monkeypatch):
     assert not list(code_in(recipe_of(PPO())))
 
 
-def test_a_home_that_cannot_be_written_to_costs_only_the_flag(tmp_path, monkeypatch):
+def test_a_read_only_home_directory_only_requires_the_flag(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     how = {"envs": 8, "cluster": TWO_CPUS}
     folder = shoal.train(Toy(plain), None, ticks=1, folder=tmp_path, **how).folder

@@ -46,7 +46,7 @@ def test_a_space_without_bounds_is_refused(space):
         check_bounded("SAC", space)
 
 
-def test_actors_say_an_action_or_a_distribution_of_bounded_spread():
+def test_actors_return_an_action_or_a_distribution_of_bounded_std():
     features = 100 * jax.random.normal(jax.random.key(0), (6, 3))
     actor = init_mlp(jax.random.key(1), (3, 8, 4))
     said = squashed(actor, features)
@@ -69,7 +69,7 @@ def test_noise_makes_the_action_that_a_key_would_have():
     )
 
 
-def test_critics_are_networks_of_their_own_that_see_what_is_done():
+def test_critics_are_separate_networks_that_take_the_action():
     critics = init_critics(jax.random.key(0), (5, 8), 3)
     seen, done = jnp.ones((4, 3)), jnp.zeros((4, 2))
     said = worth(critics, seen, done)
@@ -80,7 +80,7 @@ def test_critics_are_networks_of_their_own_that_see_what_is_done():
 
 @LAW
 @given(st.lists(numbers, min_size=1, max_size=3), numbers, st.floats(0, 2, width=32))
-def test_the_soft_value_is_the_lowest_less_what_certainty_costs(worths, log_prob, temperature):
+def test_the_soft_value_is_the_lowest_less_the_entropy_term(worths, log_prob, temperature):
     got = losses.soft_value(jnp.array(worths)[:, None], jnp.float32(log_prob), temperature)
     np.testing.assert_allclose(got, [min(worths) - temperature * log_prob], atol=1e-5)
     np.testing.assert_allclose(losses.soft_value(jnp.array(worths)), min(worths), atol=1e-30)

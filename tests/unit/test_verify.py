@@ -105,7 +105,7 @@ def test_a_share_of_an_update_of_sgd_is_found_by_its_share(share):
     assert off > TOLERANCE
 
 
-def test_what_should_not_change_may_not():
+def test_a_change_to_a_constant_value_is_found():
     w = jnp.ones(3)
     assert carried_difference(w, w, w) == 0
     assert carried_difference(w, w + 1e-4, w) == float("inf")

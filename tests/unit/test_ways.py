@@ -26,7 +26,7 @@ def put(buffer, number, x):
 @pytest.mark.parametrize("slots", [3, 0], ids=["in slots", "as many as there are"])
 @pytest.mark.parametrize("how", [(), ("lz4",), ("bfloat16",)], ids=str)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_what_is_sent_again_is_what_was_put_whatever_became_of_the_array(how, kind, slots):
+def test_a_resent_message_is_unchanged_when_its_array_was_overwritten(how, kind, slots):
     buffer, x, every = buffer_of(slots, how), np.zeros((4, 3), kind), []
     for number in range(5):
         x[...] = number
@@ -50,13 +50,13 @@ def test_a_read_only_array_is_kept_without_a_copy():
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60))
-def test_buffers_are_parted_anywhere(views, count):
+def test_buffers_are_split_anywhere(views, count):
     whole = b"".join(views)
     assert b"".join(first(views, count)) == whole[:count]
     assert b"".join(after(views, count)) == whole[count:]
 
 
-def test_what_is_large_is_sent_in_pieces_that_leave_the_other_side_time_to_answer():
+def test_large_messages_are_sent_in_pieces():
     pieces = []
 
     class Sock:
