@@ -1,4 +1,4 @@
-"""A cache that tells apart what `==` does not: 1, 1.0 and True, and fields left out of it."""
+"""A cache keyed by exact values: 1, 1.0 and True differ, and so do fields that `==` ignores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST = 128  # results that a function remembers, the newest
 
 
 def remembered(function: Callable[..., T]) -> Callable[..., T]:
-    """`function`, whose result is remembered for exactly these arguments.
+    """Cache the results of `function` by its exact arguments.
 
-    Numbers and texts are told apart by type and value, tuples and dataclasses by all that is in
-    them, any other object by which object it is. Arguments are kept alive while remembered.
+    Numbers and strings are compared by type and value, tuples and dataclasses by their contents,
+    any other object by identity. Arguments are kept alive while they are cached.
     """
     kept: dict[Any, tuple[tuple[Any, ...], T]] = {}
 
@@ -33,7 +33,7 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def exact_key(thing: Any) -> Any:
-    """What `thing` is, exactly; valid as long as `thing` lives."""
+    """A hashable key of `thing` by exact value; valid as long as `thing` is alive."""
     kind = type(thing)
     if kind in _PLAIN:
         return kind, repr(thing) if kind in (float, complex) else thing

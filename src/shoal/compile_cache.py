@@ -1,4 +1,4 @@
-"""JAX's compilation cache on disk, so that a program that was compiled once starts at once."""
+"""JAX's compilation cache on disk, so that a program is compiled only once."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def use_compile_cache() -> None:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled programs are kept: a folder for each kind of processor; None: nowhere.
+    """The folder of compiled programs, one per processor type; None if they aren't kept.
 
-    Machines that share a home may differ in what their processors can do.
+    Machines that share a home directory may differ in their instruction sets.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted.lower() in OFF:
@@ -48,10 +48,10 @@ def cache_folder() -> Path | None:
 
 
 def _processor() -> str:
-    """A short name for what this machine's processor can do."""
-    told = platform.machine() + platform.processor()
+    """A short hash of this machine's processor and its instruction sets."""
+    description = platform.machine() + platform.processor()
     if (info := Path("/proc/cpuinfo")).exists():
         first = info.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         names = ("model name", "flags", "Features", "CPU part")
-        told += "".join(line for line in first.splitlines() if line.startswith(names))
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+        description += "".join(line for line in first.splitlines() if line.startswith(names))
+    return hashlib.sha256(description.encode()).hexdigest()[:8]

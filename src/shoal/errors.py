@@ -20,7 +20,7 @@ def short_place(file: str, line: int) -> str:
 
 
 def calling_place() -> str:
-    """The innermost line of the user's own code that is being run; none behind a command."""
+    """The innermost line of the user's code on the stack; empty under the command line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -33,7 +33,7 @@ def calling_place() -> str:
 
 
 def is_core(file: str) -> bool:
-    """Whether a source file is a library's, or of the part of Shoal that runs others' code."""
+    """Whether a source file is a library's, or of the part of Shoal that runs user code."""
     parts = os.path.relpath(file, _OWN).split(os.sep)
     return parts[0] in ("tracing", "planning", "runtime", "graph") or "site-packages" in file
 
@@ -51,9 +51,9 @@ def user_place(error: BaseException) -> str:
 
 
 class ShoalError(Exception):
-    """A mistake in what the user gave Shoal; the second line says how to mend it.
+    """A mistake in what the user gave Shoal; the second line says how to fix it.
 
-    `where` is the user's source line; if nothing better is known, the one that called Shoal.
+    `where` is the user's source line; by default the one that called Shoal.
     """
 
     def __init__(self, what: str, fix: str = "", where: str = "") -> None:
@@ -84,7 +84,7 @@ class RunError(ShoalError):
 
 
 class LostError(RunError):
-    """A worker or host is gone, through no fault of the loop's: what it did can be done again."""
+    """A worker or host was lost, through no fault of the loop: its work can be repeated."""
 
 
 class NotFiniteError(RunError):
@@ -94,7 +94,7 @@ class NotFiniteError(RunError):
         super().__init__(what, fix, where)
         self.tick = tick
         self.state: object = None
-        self.snapshot: object = None  # the same, with what a run needs to go on from it
+        self.snapshot: object = None  # the same, with what a run needs to resume from it
 
 
 class CheckpointError(ShoalError):
@@ -106,7 +106,7 @@ class TrustError(ShoalError):
 
 
 class UnknownNameError(ShoalError):
-    """A name that isn't in the list it must come from; the nearest right one is offered."""
+    """A name that isn't in the list it must come from; the nearest known one is suggested."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -126,7 +126,7 @@ class MissingExtraError(ShoalError):
 
 
 class RowError(Exception):
-    """What went wrong in one environment of many: `row` is its index, `cause` what was raised."""
+    """An error in one environment of many: `row` is its index, `cause` the exception."""
 
     def __init__(self, row: int, what: str, cause: Exception | None = None) -> None:
         self.row, self.what, self.cause = row, what, cause
@@ -138,10 +138,10 @@ class RowError(Exception):
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer a terminal or begin a new line."""
+    """`text` without control characters and line breaks."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, if it isn't endless."""
+    """The first line of an error's message, truncated."""
     return str(error).strip().split("\n")[0][:300]

@@ -9,7 +9,7 @@ from shoal.errors import CutError
 from shoal.graph.ir import Graph, nested_stages
 from shoal.planning.policy import ROLE_ENV, DistributionPolicy
 
-NAMED = "env"  # what such a stage is called where none is marked
+NAMED = "env"  # the default name of such a stage
 
 
 def environment_stages(graph: Graph) -> frozenset[str]:

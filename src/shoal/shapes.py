@@ -1,7 +1,7 @@
-"""Whether what was read from a file, or given by a user, has the type that is declared for it.
+"""Validation of files and user input against declared types.
 
-One declaration serves the type checker and the check of what comes from outside: a `TypedDict`
-says which keys a JSON file has, `Annotated[int, Between(0)]` which numbers may stand there.
+One declaration serves both the type checker and the validation: a `TypedDict` lists the keys of
+a JSON file, `Annotated[int, Between(0)]` the numbers that are allowed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Between:
     high: float = 2**31 - 1
 
     def beyond(self, value: Any) -> str:
-        """What a number outside of these must be; an empty string for one of them."""
+        """What a number out of range must be; an empty string for one in range."""
         if isinstance(value, float) and not math.isfinite(value):
             return "a finite number"
         if value > self.high:
@@ -57,8 +57,10 @@ class Between:
 
 Count = Annotated[int, Between(1)]
 Index = Annotated[int, Between(0)]
-Steps = Annotated[int, Between(0, 2**63 - 1)]  # what adds up over a run
-Seed = Annotated[int, Between(0, 2**32 - 1)]  # what JAX tells apart without 64-bit types
+Steps = Annotated[int, Between(0, 2**63 - 1)]  # accumulates over a run
+Seed = Annotated[
+    int, Between(0, 2**32 - 1)
+]  # the seeds that JAX distinguishes without 64-bit types
 Timeout = Annotated[float, Between(1e-3, 1e9)]  # in seconds
 Seconds = Annotated[float, Between(0, 1e12)]
 
@@ -66,7 +68,7 @@ Seconds = Annotated[float, Between(0, 1e12)]
 def misfit(value: Any, wanted: Any, where: str = "") -> str:
     """How `value` differs from the type `wanted`; an empty string if it doesn't.
 
-    What isn't known how to be checked, such as a protocol, fits.
+    Types that can't be checked, such as protocols, always fit.
     """
     kind, inner = get_origin(wanted) or wanted, get_args(wanted)
     if kind in (Annotated, NotRequired, Required):
@@ -84,7 +86,7 @@ def misfit(value: Any, wanted: Any, where: str = "") -> str:
 
 
 def read_json(path: Path, wanted: type[T], form: int | None = None) -> T:
-    """What a JSON file holds, if it is of the type `wanted`; else a ShapeError or an OSError.
+    """Read a JSON file of the type `wanted`; raises a ShapeError or an OSError.
 
     `form` is the version of the format, where the file says which it has.
     """
@@ -114,7 +116,7 @@ def check_form(data: Any, form: int | None) -> None:
 
 
 def why_unreadable(error: OSError | ShapeError) -> str:
-    """What kept a file from being read."""
+    """The reason why a file can't be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 

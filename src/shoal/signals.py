@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM, with one owner from the first moment of a command or run to its last.
+"""Handling of Ctrl-C and SIGTERM, with one owner during a whole command or run.
 
 The first signal asks for a graceful stop where there is something to save, and interrupts where
 there is nothing. Everything that follows is the same request, except a second Ctrl-C some time
 after the first, which gives up the final checkpoint. Handlers take no lock and start no thread, so
-a signal can't deadlock whatever it interrupts.
+a signal can never cause a deadlock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SWALLOWS = frozenset({"_xla_gc_callback"})
 
 
 class Phase(Enum):
-    """What a signal finds: nothing to save yet, a run whose state is to be saved, or all saved."""
+    """The phase of a command: nothing to save yet, a run with state to save, or all saved."""
 
     IDLE = "idle"
     SAVING = "saving"
@@ -45,7 +45,7 @@ class Received:
 
 
 def on_signal(phase: Phase, received: Received, number: int, now: float) -> tuple[Received, bool]:
-    """What has been received with this signal, and whether it interrupts what is being done."""
+    """The signals received with this one, and whether it interrupts the current work."""
     forces = (
         number == signal.SIGINT
         and received.first_sigint is not None
@@ -74,14 +74,14 @@ class SignalOwner:
         return self.received.first
 
     @property
-    def told(self) -> str:
-        """What a signal has led to, in words."""
+    def message(self) -> str:
+        """A message about the received signal and its effect."""
         again = f"Ctrl-C again in {FORCE_AFTER_S:g} s or later leaves without its last state"
         return f"{signal.Signals(self.requested).name}: stopping the run after this tick; {again}"
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While a run is in progress: signals are noted, and whoever runs it looks."""
+        """A context in which signals are recorded, and the run polls `requested`."""
         self.phase = Phase.SAVING
         try:
             yield
@@ -90,7 +90,7 @@ class SignalOwner:
 
     @contextmanager
     def job(self) -> Iterator[None]:
-        """While a run and its folder are one: what the run ends with is saved before anything."""
+        """The context of a run and its folder, whose final state is saved before the exit."""
         self._after_run = Phase.SAVING
         try:
             yield
@@ -98,7 +98,7 @@ class SignalOwner:
             self.phase = self._after_run = Phase.DONE
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal; raise where it interrupts."""
+        """Record a signal; raise where it interrupts."""
         lost = frame is not None and frame.f_code.co_name in _SWALLOWS
         phase = Phase.DONE if lost else self.phase
         self.received, interrupts = on_signal(phase, self.received, number, time.monotonic())
@@ -110,7 +110,7 @@ _owner: SignalOwner | None = None
 
 
 def requested() -> int:
-    """The signal that has asked this process to stop; 0 if none has, or nobody looks out."""
+    """The signal that has asked this process to stop; 0 if none has, or none is handled."""
     return _owner.requested if _owner is not None else 0
 
 
@@ -139,10 +139,10 @@ def owned() -> Iterator[SignalOwner]:
 
 
 def leave_soon(owner: SignalOwner, leave: Callable[[int], None]) -> None:
-    """From now on call `leave(number)` a moment after a signal, if the process is still there.
+    """From now on call `leave(number)` a moment after a signal, if the process still runs.
 
-    Unless there is something to save. The signal is seen by a thread, so what the main thread is
-    doing doesn't matter: XLA may be compiling, or a library may have swallowed the interrupt.
+    It isn't called while there is something to save. A thread polls for the signal, so it works
+    while XLA compiles, or after a library has swallowed the interrupt.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -162,7 +162,7 @@ def leave_soon(owner: SignalOwner, leave: Callable[[int], None]) -> None:
 
 
 def end_at_once(code: int) -> None:
-    """From now on a stop signal ends this process at once: all that matters is written."""
+    """Make a stop signal end this process at once from now on: everything is written."""
     for number in STOP_SIGNALS:
         with suppress(ValueError):  # not the main thread
             signal.signal(number, lambda *_: os._exit(code))

@@ -1,4 +1,4 @@
-"""What algorithms there are, as text: what each is, where it can act, and its settings."""
+"""The algorithms as text: a description, the action spaces, and the settings of each."""
 
 import dataclasses
 import inspect
@@ -31,7 +31,7 @@ def settings(name: str) -> str:
 
 
 def entry(name: str) -> str:
-    """What an algorithm is, its paper, how and for whom it acts, and where it is known to learn."""
+    """An algorithm's summary, paper, action spaces, agents and presets."""
     kind, pad = ALGORITHMS[name], " " * 2
     lines = [f"{name}: {_summary(kind)}"]
     lines.append(f"{pad}paper    {kind.paper}")
@@ -43,7 +43,7 @@ def entry(name: str) -> str:
 
 
 def _summary(kind: Any) -> str:
-    """The first line of its file, without the paper: that is told apart."""
+    """The first line of its file, without the paper, which is listed separately."""
     first = (inspect.getdoc(sys.modules[kind.__module__]) or "").split("\n")[0]
     return first.replace(f" ({kind.paper})", "")
 

@@ -1,4 +1,4 @@
-"""Where the `shoal` command begins: signals count from the first moment, before JAX is loaded."""
+"""The entry point of the `shoal` command: handles signals before JAX is imported."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ def entry() -> None:
             from shoal.cli.main import main
 
             code = main()
-        except BaseException:  # of whatever kind what was loading has made of it
+        except BaseException:  # imports may have turned the interrupt into any exception
             if not owner.requested:
                 raise
             code = SIGNALLED + owner.requested
@@ -31,7 +31,7 @@ def entry() -> None:
 
 
 def _leave(number: int) -> None:
-    """Leave at once, from any thread; folders of runs in progress say that they end here."""
+    """Exit at once, from any thread; marks the folders of running runs as interrupted."""
     try:
         mark = getattr(sys.modules.get("shoal.runs.folder"), "mark_interrupted", None)
         if mark:

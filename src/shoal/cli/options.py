@@ -161,7 +161,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="lost workers within five minutes that the run outlives (default: 3 on Ray, else 0); "
-        "those at their own pace are replaced so often each (default: 3)",
+        "asynchronous ones are replaced so often each (default: 3)",
     )
     parser.add_argument(
         "--step-timeout",

@@ -138,7 +138,7 @@ def _channel_table(plan: Json) -> str:
 
 
 def _carried_table(graph: Json, owners: Mapping[str, str]) -> str:
-    """What a tick hands to the next, by the fragment that makes its next version."""
+    """The values carried from tick to tick, by the fragment that makes their next version."""
     owned: dict[str, list[Json]] = defaultdict(list)
     for name in graph["inputs"]:
         owned[owners.get(name, "")].append({**graph["values"][name], "name": name})
@@ -193,7 +193,7 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def _json_in_html(data: Any) -> str:
-    """JSON that no name in it can break out of: a script element ends at the first `</`."""
+    """JSON escaped for a script element, which would end at the first `</`."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

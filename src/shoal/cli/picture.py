@@ -1,4 +1,4 @@
-"""From a graph or a plan, as plain data, to boxes and arrows: what a picture shows, not where."""
+"""Turns a graph or a plan, as plain data, into boxes and arrows, without their positions."""
 
 import math
 from collections import defaultdict
@@ -154,7 +154,7 @@ def _draw_body(body: Json, values: Json) -> Drawing:
 
 
 class _Flows:
-    """Which box reads what of which other, seen through the glue between them."""
+    """The values that each box reads from each other box, through the glue between them."""
 
     def __init__(self, inputs: Iterable[str]) -> None:
         self.within: dict[tuple[str, str], list[str]] = {}
@@ -163,7 +163,7 @@ class _Flows:
         self._readers: dict[str, set[str]] = defaultdict(set)
 
     def pass_on(self, glue: Json) -> None:
-        """What glue writes is made by whoever made what it reads."""
+        """Attribute what glue writes to the boxes that made what it reads."""
         makers = set[str]().union(*(self._makers[name] for name in glue["reads"]))
         inputs = set[str]().union(*(self._inputs[name] for name in glue["reads"]))
         for name in glue["writes"]:
@@ -181,7 +181,7 @@ class _Flows:
             self._makers[name], self._inputs[name] = {box}, set()
 
     def carried(self, carry: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
-        """What a turn hands to another box of the next turn."""
+        """The values that a turn carries to another box of the next turn."""
         flows: dict[tuple[str, str], list[str]] = defaultdict(list)
         for before, after in carry:
             for writer in sorted(self._makers[after]):

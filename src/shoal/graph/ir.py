@@ -1,6 +1,6 @@
-"""What a traced loop is: values, nodes and graphs, as plain frozen data.
+"""The intermediate representation of a traced loop: values, nodes and graphs, as frozen data.
 
-A graph's nodes stand in an order in which they can run. Names are unique in the whole graph,
+A graph's nodes are in an order in which they can run. Names are unique in the whole graph,
 bodies of loops included, so a value is its name. The only cycle is the carry: output i of a graph
 is input i of its next turn.
 """
@@ -19,8 +19,8 @@ from shoal.graph.layout import REPLICATED, Layout, Replicated, Sharded, is_exact
 class Value:
     """An array that flows between nodes.
 
-    `axis` is the environment axis. `layout` says what replicas would have of the value if each
-    held some of the environments.
+    `axis` is the environment axis. `layout` says how the value would lie over replicas that
+    each held some of the environments.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Stage:
     writes: tuple[str, ...]
     source: str = ""
     host: bool = False
-    on_policy: str = ""  # what to do where a lag is wanted; "": a lag is allowed
+    on_policy: str = ""  # the fix to show where a lag is requested; "": a lag is allowed
     agrees: bool = False
     body: Graph | None = None
     role: str = ""  # `env`: it steps environments
@@ -121,7 +121,7 @@ class Loop:
     def reads(self) -> tuple[str, ...]:
         """Outer values that the loop reads, the ones its body names included."""
         inner = {v for node in self.body.nodes for v in node.reads} - self.body.made
-        # To run as it was traced it also needs what is handed to it and never used.
+        # To run as it was traced it also needs arguments that it never uses.
         inner |= {a for a in getattr(self.code, "args", ()) if isinstance(a, str)}
         first = [c.first for c in self.carries] + [link.outer for link in self.slices]
         return tuple(dict.fromkeys([*first, *sorted(inner)]))
@@ -143,7 +143,7 @@ class Carry:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the body hands the value on as it is."""
+        """Whether the body returns the value unchanged."""
         return self.before == self.after
 
 
@@ -160,7 +160,7 @@ Node = Stage | Glue | Agree | Choice | Loop
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A loop, or the body of one: nodes in runnable order and what a turn carries to the next."""
+    """A loop, or the body of one: nodes in a runnable order, and the carry."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

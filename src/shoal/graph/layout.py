@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The operation that replicas came to differ by: its name, line, and the node it stands in."""
+    """The operation that made replicas differ: its name, its line, and its node."""
 
     op: str = ""
     source: str = ""
@@ -74,7 +74,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """Something of each replica's own.
+    """A value that differs between replicas, without a relation to the whole.
 
     `runs`: it is what the loop computes, had all replicas the rows that this one has; it may be
     averaged as an approximation. Otherwise it can't even be computed on a share.
@@ -91,12 +91,12 @@ ESTIMATE = Varying(runs=True)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why replicas can't run a node: what, what to do, and which line of the loop."""
+    """Why replicas can't run a node: the problem, the fix, and the line of the loop."""
 
     what: str
     fix: str
     source: str = ""
-    cause: Cause = NO_CAUSE  # what replicas came to differ by before, if by anything
+    cause: Cause = NO_CAUSE  # the operation that made replicas differ before, if any
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Findings:
     approximate: list[str] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
-        """Take over what another walk found."""
+        """Add the findings of another walk."""
         for mine, more in zip(
             (self.faults, self.numbered, self.approximate),
             (other.faults, other.numbered, other.approximate),
@@ -122,29 +122,29 @@ class Findings:
 
 
 def is_exact(layout: Layout) -> bool:
-    """Whether what replicas hold together is the loop's own value."""
+    """Whether the replicas' parts together are exactly the loop's value."""
     return not isinstance(layout, Varying) and not getattr(layout, "own", False)
 
 
 def cause_of(layout: Layout) -> Cause:
-    """What made a value differ between replicas."""
+    """The operation that made a value differ between replicas."""
     return getattr(layout, "cause", NO_CAUSE)
 
 
 def _differs(layout: Layout) -> TypeGuard[Sharded | Partial | Varying]:
-    """Whether replicas have something of a value that isn't simply theirs of the loop's."""
+    """Whether replicas hold something other than an exact part of the loop's value."""
     return isinstance(layout, Partial) or not is_exact(layout)
 
 
 def with_cause(layout: Layout, cause: Cause) -> Layout:
-    """`layout` with what made it so, unless that is known already."""
+    """`layout` with a cause, unless it has one."""
     if not _differs(layout) or layout.cause != NO_CAUSE:
         return layout
     return replace(layout, cause=cause)
 
 
 def in_node(layout: Layout, node: str, source: str) -> Layout:
-    """`layout` with the node that its cause stands in, unless that is known already."""
+    """`layout` with the node that contains its cause, unless it is known."""
     if not _differs(layout) or layout.cause.node:
         return layout
     cause = layout.cause
@@ -152,7 +152,7 @@ def in_node(layout: Layout, node: str, source: str) -> Layout:
 
 
 def join(a: Layout, b: Layout) -> Layout:
-    """The layout that both can be brought to: of a value that comes from either of two places."""
+    """The least layout that both can be converted to: for a value with two possible sources."""
     match a, b:
         case Replicated(), Replicated():
             return Replicated(a.uniform & b.uniform)

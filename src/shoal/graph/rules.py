@@ -1,4 +1,4 @@
-"""What makes a graph a graph, as a list of named rules."""
+"""The rules of a valid graph, as a named list."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RULES = (
 
 
 def check_graph(graph: Graph) -> Graph:
-    """`graph` if it keeps every rule; tracing makes no other, so a breach is Shoal's mistake."""
+    """Return `graph` if it keeps every rule; a violation is a bug in Shoal, not in the loop."""
     for rule in RULES:
         broken = list(rule.broken(graph))
         assert not broken, f"{rule.name}: {broken}"

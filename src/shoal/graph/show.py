@@ -1,4 +1,4 @@
-"""A graph as a table for a person, and as plain JSON data."""
+"""A graph as a text table, and as plain JSON data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values, sizes and places as text for people."""
+"""Values, sizes and places as readable text."""
 
 import re
 from collections import defaultdict
@@ -33,7 +33,7 @@ def spec_text(value: Json) -> str:
 
 
 def name_text(name: str) -> str:
-    """A value's or node's name without the loops that it stands in."""
+    """A value's or node's name without the loops that contain it."""
     last = name.rpartition("/")[2]
     return re.sub(r"^((in|out|loop)\.)+(?=[a-z])", "", last)
 

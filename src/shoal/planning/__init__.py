@@ -1,1 +1,1 @@
-"""Graph to plan: what a distribution policy says, cut, placed and checked against the laws."""
+"""From graph to plan: cuts, places, and checks the laws, under a distribution policy."""

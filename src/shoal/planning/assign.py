@@ -31,7 +31,7 @@ def check_names(graph: Graph, distribution: DistributionPolicy) -> DistributionP
                 raise UnknownNameError(
                     f"stage in fragment `{fragment.name}` of {distribution.name}:", name, known
                 )
-            # A fragment that holds more than the pattern can do without what it means.
+            # A fragment with other selectors works without a match of the pattern.
             needed = "/" in name or ("*" in name and fragment.stages == (name,) != (THE_REST,))
             if needed and not any(fnmatchcase(full, name) for full in known):
                 raise CutError(
@@ -124,7 +124,7 @@ def _enclosing(full: str) -> Iterator[str]:
 
 
 def _grade(selector: str, name: str, stage: Stage) -> int | None:
-    """How closely a selector means the stage called `name`: 0 by name to 3 as the rest."""
+    """How specifically a selector matches the stage `name`: from 0 (its name) to 3 (the rest)."""
     if selector == THE_REST:
         return 3 if "/" not in name else None
     if selector in (PER_ENV, PER_BATCH):

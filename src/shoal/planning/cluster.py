@@ -1,4 +1,4 @@
-"""What there is to run on, and where each replica goes."""
+"""The hosts and devices of a run, and the placement of replicas on them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Place:
 
 
 def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple[Place, ...]]:
-    """A place for each replica: devices of the wanted kind in turn, shared if there are too few."""
+    """A place for each replica: devices of the kind round-robin, shared if there are too few."""
     turn = {"cpu": 0, "gpu": 0}
     placed: dict[str, tuple[Place, ...]] = {}
     for fragment in distribution.fragments:

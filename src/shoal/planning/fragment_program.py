@@ -1,4 +1,4 @@
-"""A fragment's tick as a short program: segments that compile, and what happens between them."""
+"""A fragment's tick as a short program: compiled segments, and the operations between them."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def _map(
 def _donate(
     operations: tuple[Operation, ...], plan: Plan, carried: list[str]
 ) -> tuple[Operation, ...]:
-    """Segments that may write over what nothing needs after them.
+    """Segments that donate the buffers that nothing needs after them.
 
     What travels on a channel is shared with its readers, so it stays. Inside turned loops only the
     room for stacked values is given away: it is made for one loop and handed from turn to turn.

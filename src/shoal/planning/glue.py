@@ -88,7 +88,7 @@ def _source(sites: Sites, value: str) -> str:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What is near each free site, whatever its home."""
+    """The neighbours of each free site, independent of its home."""
 
     sites: Sites
     free: frozenset[str]

@@ -1,4 +1,4 @@
-"""Which fragments have a value, which need it, and so what crosses between them."""
+"""Which fragments hold a value and which need it, and so the values that cross between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan must keep so that it means the same as the loop, as a list of named laws."""
+"""The laws that a plan must keep so that it computes the same as the loop, as a named list."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from shoal.planning.spread import canonical
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A law and the function that finds the first breach of it."""
+    """A law and the function that finds violations of it."""
 
     name: str
     breaches: Callable[[Plan], Iterator[ShoalError]]
 
 
 def make_plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster) -> Plan:
-    """How `graph` runs on `cluster` when distributed by `distribution`."""
+    """The plan of `graph` on `cluster` under `distribution`."""
     return check_plan(draw_plan(graph, distribution, cluster))
 
 
 def check_plan(plan: Plan) -> Plan:
-    """`plan` if it keeps every law; otherwise the first breach is raised."""
+    """Return `plan` if it keeps every law, else raise the first violation."""
     for law in LAWS:
         for breach in law.breaches(plan):
             raise breach
@@ -55,7 +55,7 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
 
 
 def can_not_agree(plan: Plan) -> Iterator[ShoalError]:
-    """Agreements that wouldn't give what one replica with all environments has."""
+    """Agreements whose result would differ from that of one replica with all environments."""
     for fragment in plan.distribution.fragments:
         found = plan.spread.findings.get(fragment.name)
         for fault in found.faults if found else ():

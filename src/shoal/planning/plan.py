@@ -130,7 +130,7 @@ class Plan:
     def replaceable(self) -> frozenset[str]:
         """Asynchronous fragments whose endpoints can be restarted while the rest continues.
 
-        They read only the newest values, and their reader takes whichever arrive first. Fragments
+        They read only the newest values, and their reader takes the first to arrive. Fragments
         in lockstep with each other are so endpoint by endpoint, and restart as a group.
         """
         some = {c.writer for c in self.channels if takes_some(c.flow)}

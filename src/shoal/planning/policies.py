@@ -193,7 +193,7 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
 def ape_x(actors: int = 2, lag: int = 0, max_lag: int | None = None) -> DistributionPolicy:
     """Actors, a replay between them and the learner, and a learner (Ape-X, R2D2).
 
-    With a lag, actors and replay go on with what the learner told so many ticks ago: replay draws
+    With a lag, actors and replay use what the learner sent so many ticks ago: replay draws
     ahead while it learns. With `max_lag`, actors take the newest parameters, at most so old, and
     their rollouts wait in a queue.
     """

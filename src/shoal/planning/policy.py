@@ -168,7 +168,7 @@ def is_late(flow: Flow) -> bool:
 
 
 def takes_some(flow: Flow) -> bool:
-    """Whether a reader continues with some replicas' values, whichever arrive first."""
+    """Whether a reader continues with the values of the first replicas to arrive."""
     return isinstance(flow, Queue) and flow.take != "all"
 
 
@@ -266,7 +266,7 @@ class DistributionPolicy:
 
     @property
     def elastic(self) -> tuple[Fragment, ...]:
-        """Fragments whose replicas may come and go."""
+        """Fragments whose number of replicas may change during a run."""
         return tuple(fragment for fragment in self.fragments if fragment.is_elastic)
 
     def fragment(self, name: str) -> Fragment:
@@ -281,7 +281,7 @@ class DistributionPolicy:
 
     @property
     def alone(self) -> DistributionPolicy:
-        """The same cut and flows with one replica of everything."""
+        """The same cut and flows with one replica of each fragment."""
         return replace(
             self, fragments=tuple(replace(f, replicas=1, ring=1) for f in self.fragments)
         )

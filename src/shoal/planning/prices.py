@@ -1,7 +1,7 @@
-"""What a placement costs: the bytes that cross, and more than any bytes where it isn't allowed.
+"""The cost of a placement: the bytes that cross, and more than any bytes where it isn't allowed.
 
 `cost` is the definition. `Ledger` keeps the same sum entry by entry, so that a move is priced by
-the few entries it touches; it is tried against the definition in `tests/laws/test_placement.py`.
+the few entries it touches; `tests/laws/test_placement.py` compares it with the definition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Prices:
     compiled: frozenset[str]  # fragments with a stage that XLA compiles; stages never move
 
     def of_value(self, name: str, readers: Iterable[str], writer: str, homes: Homes) -> int:
-        """What it costs that a value crosses from `writer` to each of `readers`."""
+        """The cost of sending a value from `writer` to each of `readers`."""
         value, total = self.sites.graph.values[name], 0
         differs = value.differs and self.ends[writer] > 1
         is_lost = differs and not self.stays(name, writer, homes)
@@ -50,13 +50,13 @@ class Prices:
         return total
 
     def of_site(self, node: Node, homes: Homes) -> int:
-        """What it costs that a site runs where it does, whatever crosses."""
+        """The cost of a site's home, apart from what crosses."""
         total = 0
         for home in homes[node.name]:
             total += _WORK  # work done twice should save something
             total += AVOIDED * (home not in self.compiled and not isinstance(node, Stage))
             total += _FORBIDDEN * (self.ends[home] > 1 and not self.may_run(node, home, homes))
-            # Asynchronous replicas never meet to agree.
+            # Asynchronous replicas can't agree with each other.
             total += _FORBIDDEN * (home in self.asynchronous and agrees(node))
         return total + _FORBIDDEN * self.kept_rows.get(node.name, 0) * bool(
             homes[node.name] & self.takers
@@ -70,7 +70,7 @@ class Prices:
         return all(not values[w].differs or self.stays(w, home, homes) for w in node.writes)
 
     def stays(self, value: str, home: str, homes: Homes) -> bool:
-        """Whether a value on which replicas differ is read only at home, or to agree on it.
+        """Whether a value on which replicas differ is read only there, or to agree on it.
 
         A stage per environment never agrees: it would make rows of what replicas differ on.
         """
@@ -146,7 +146,7 @@ def make_prices(sites: Sites, homes: Homes, distribution: DistributionPolicy) ->
 
 
 def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> int:
-    """What all that crosses costs, and all that runs where it does."""
+    """The total cost of all values that cross and all sites."""
     prices = make_prices(sites, homes, distribution)
     crossing = crossings(sites, homes).items()
     total = sum(prices.of_value(v, [reader], writer, homes) for (reader, v), writer in crossing)
@@ -186,7 +186,7 @@ class Ledger:
             yield self._site, name, self._site[name], self.prices.of_site(sites.nodes[name], after)
 
     def _value_price(self, value: str, homes: Homes) -> int:
-        """What it costs that all sites which need a value get it from the one that makes it."""
+        """The cost of sending a value from its maker to all sites that need it."""
         sites = self.prices.sites
         maker = sites.origin(value)
         if maker is None:

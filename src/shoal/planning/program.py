@@ -1,4 +1,4 @@
-"""What each fragment does in a tick, in order: its sites, and what it takes and puts between them.
+"""Each fragment's program for a tick: its sites in order, and the takes and puts between them.
 
 Every fragment keeps the order of the whole graph. A value is put after it is made and before the
 writer next waits; it is taken right before the first site that needs it. So a fragment that
@@ -217,7 +217,7 @@ def _channel(
 
 
 def _flow(distribution: DistributionPolicy, writer: str, send: _Send) -> Flow:
-    """How a message flows, by where it is sent: inside a loop, or in a tick, or at its start."""
+    """The flow of a message, by where it is sent: inside a loop, in a tick, or at its start."""
     if send.scope:
         return distribution.flow(writer, send.reader, (Serve,))
     queue = distribution.flow(writer, send.reader, (Queue,))

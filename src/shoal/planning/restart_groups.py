@@ -1,7 +1,7 @@
 """Restart groups: endpoints in lockstep with each other, and the workers that run them.
 
-Of an asynchronous fragment, what one endpoint has done is of use only together with what the
-endpoints in lockstep with it have done before the same tick.
+The state of an asynchronous endpoint is usable only together with that of the endpoints in
+lockstep with it, all before the same tick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker does in a tick, as plain data that can be sent to another process."""
+"""A worker's operations in a tick, as plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """Slices and stacks done in NumPy: where Python turns a loop anyway, that is quickest."""
+    """Slices and stacks done in NumPy, which is fastest where Python runs the loop."""
 
     work: tuple[ByHand, ...]
     reads: tuple[str, ...]
@@ -67,7 +67,7 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A loop that waits for others, turned by Python, in this order of turns."""
+    """A loop that waits on channels, run by Python, in this order of turns."""
 
     order: range
     index: str
@@ -121,7 +121,7 @@ Operation = Segment | Hand | Turns | Move | HostCall
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one fragment does in a tick, what it carries to the next, and what it shows."""
+    """A fragment's operations in a tick, the values it carries, and the metrics it reports."""
 
     fragment: str
     operations: tuple[Operation, ...]

@@ -1,4 +1,4 @@
-"""A plan as tables for a person, and as plain JSON data."""
+"""A plan as text tables, and as plain JSON data."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def owners(plan: Plan) -> dict[str, str]:
 
 
 def manner(plan: Plan, channel: Channel) -> str:
-    """How a channel's values meet their readers: gathered, scattered, broadcast, or handed over."""
+    """How a channel's values meet their readers: gathered, scattered, broadcast, or passed on."""
     writers = plan.distribution.ends(channel.writer)
     readers = plan.distribution.ends(channel.reader)
     values = [plan.graph.values[v] for v in channel.values]

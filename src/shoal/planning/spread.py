@@ -1,4 +1,4 @@
-"""How every value lies over the replicas of every fragment that holds it.
+"""The layout of every value over the replicas of every fragment that holds it.
 
 All fragments are walked together, in the order of the graph: what a fragment with one replica
 makes is whole wherever it is read, what replicas make from their shares is not.
@@ -34,7 +34,7 @@ Table = dict[tuple[str, str], Layout]
 
 @dataclass(frozen=True)
 class Spread:
-    """The layout of every value in every fragment, and what was found on the way."""
+    """The layout of every value in every fragment, and the findings of the analysis."""
 
     layouts: Mapping[tuple[str, str], Layout]
     findings: Mapping[str, Findings]
@@ -72,7 +72,7 @@ def _kept(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Walks over all fragments' sites; what it finds out fills the tables."""
+    """Walks over all fragments' sites and fills the tables."""
 
     sites: Sites
     homes: Homes

@@ -74,7 +74,7 @@ DTYPES = frozenset(
     ]
 )
 Say = Callable[[str], None]
-Progress = Mapping[str, Any]  # what a run counts: steps, seconds, episodes, lags
+Progress = Mapping[str, Any]  # counts of a run: steps, seconds, episodes, lags
 
 
 class ArrayRow(TypedDict):
@@ -120,7 +120,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """How often: every so many ticks, or seconds; neither: only when a run ends."""
+    """An interval in ticks or seconds; neither: only when a run ends."""
 
     ticks: int = 0
     seconds: float = 0.0
@@ -144,7 +144,7 @@ def pace(text: str | int) -> Pace:
 
 
 class Checkpoints:
-    """The checkpoints of a run in progress: written one at a time, on a thread of their own."""
+    """Writes the checkpoints of a run in progress, one at a time, on a thread."""
 
     def __init__(self, folder: Path, keep: int, say: Say) -> None:
         self.folder, self._keep, self._say = folder, keep, say
@@ -157,11 +157,11 @@ class Checkpoints:
 
     @property
     def is_writing(self) -> bool:
-        """Whether one is on its way to the disk."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, snapshot: Snapshot, progress: Progress) -> None:
-        """Begin to write a checkpoint, once the one before is done; returns at once."""
+        """Start writing a checkpoint once the one before is done; doesn't wait for its end."""
         self.wait()
         work = (snapshot, dict(progress))
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
@@ -173,7 +173,7 @@ class Checkpoints:
             self._thread.join()
 
     def _write(self, snapshot: Snapshot, progress: Progress) -> None:
-        """Write a checkpoint and remove old ones; a full disk is reported and survived."""
+        """Write a checkpoint and remove old ones; a full disk is reported and tolerated."""
         draft = self.folder / f"{snapshot.tick}{WRITING}"
         needed = 0
         try:
@@ -195,7 +195,7 @@ class Checkpoints:
         return why_full(error, needed, self.folder) or _first_line(error)
 
     def refuse(self, tick: int) -> None:
-        """None is written at `tick`: there is no room on the disk even for what comes before it."""
+        """Report that none is written at `tick`, since rows before it found no room on the disk."""
         needed = sum(size_of(self.folder / str(t)) for t in ticks_in(self.folder)[-1:])
         error = FullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._fail(tick, why_full(error, needed or OVERHEAD, self.folder))
@@ -209,7 +209,7 @@ class Checkpoints:
         )
 
     def lost(self, tick: int) -> str:
-        """What a resumed run would have to do again, if the state at `tick` was not written."""
+        """What a resumed run would have to repeat, if the state at `tick` was not written."""
         if tick not in self.failed:
             return ""
         there = ticks_in(self.folder)[-1:]
@@ -230,7 +230,7 @@ def write(folder: Path, snapshot: Snapshot, progress: Progress) -> None:
     rows = [
         {"name": name, "shape": x.shape, "dtype": str(x.dtype), "sum": _sum(x)} for name, x in named
     ]
-    folder.mkdir()  # not its parents: they are gone if the run's folder was moved
+    folder.mkdir()  # not its parents: they are missing if the run's folder was moved
     arrays = {str(i): x if x.ndim else x[None] for i, (_, x) in enumerate(named) if x.size}
     with muted(), _orbax() as orbax:
         orbax.save((folder / "state").resolve(), arrays)
@@ -248,7 +248,7 @@ def read(folder: Path) -> Saved:
     try:
         with muted(), _orbax() as orbax:
             arrays = dict(orbax.restore((folder / "state").resolve()))
-    except Exception as error:  # whatever a library says of bytes that make no sense
+    except Exception as error:  # libraries raise any error for damaged bytes
         raise _damaged(folder, _first_line(error)) from error
     try:
         found = {row["name"]: _array(arrays, i, row) for i, row in enumerate(record["values"])}
@@ -261,7 +261,7 @@ def read(folder: Path) -> Saved:
 
 
 def _array(arrays: Any, index: int, row: ArrayRow) -> np.ndarray:
-    """An array of a checkpoint, if it is what was written."""
+    """An array of a checkpoint, verified by its checksum."""
     if row["dtype"] not in DTYPES:
         raise ShapeError(f"{row['name']!r} has the unknown type {row['dtype']!r}")
     shape, dtype = tuple(row["shape"]), jnp.dtype(row["dtype"])
@@ -275,7 +275,7 @@ def _array(arrays: Any, index: int, row: ArrayRow) -> np.ndarray:
 
 
 def read_record(folder: Path) -> CheckpointFile:
-    """The record of a checkpoint; one that makes no sense is damaged."""
+    """The metadata of a checkpoint; raises a CheckpointError if it is damaged."""
     try:
         record = read_json(folder / "metadata.json", CheckpointFile, FORM)
     except (OSError, ShapeError) as error:
@@ -293,7 +293,7 @@ def read_record(folder: Path) -> CheckpointFile:
 
 
 def read_newest(folder: Path, say: Say) -> Saved | None:
-    """The newest checkpoint that is whole; None where there is none at all."""
+    """The newest checkpoint that can be read; None where there are none."""
     found = ticks_in(folder)
     for tick in reversed(found):
         try:
@@ -320,7 +320,7 @@ def read_best(folder: Path) -> Saved:
 
 
 def ticks_in(folder: Path) -> list[int]:
-    """The ticks of the checkpoints that are there, in order."""
+    """The ticks of all checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
     names = (path.name for path in folder.iterdir())
@@ -375,7 +375,7 @@ def restored(saved: Saved, spec: Any, title: str) -> Snapshot:
             raise CheckpointError(
                 f"{saved.folder} has `{name}` as {x.dtype}{list(x.shape)}, "
                 f"and {title} carries {leaf.dtype}{list(leaf.shape)}",
-                "Go on with the settings and the number of environments that it was trained with.",
+                "Use the settings and the number of environments that it was trained with.",
             )
         made[name] = x if is_key else jnp.asarray(x)
     return Snapshot(saved.snapshot.tick, made, saved.snapshot.past, is_owned=True)

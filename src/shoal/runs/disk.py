@@ -1,4 +1,4 @@
-"""A disk that may be full: whether it is, what fits, and libraries that say it in their own way."""
+"""Full disks: free space, and the errors by which libraries report that there is none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WORDS = tuple(os.strerror(number) for number in FULL)
 
 
 class FullError(OSError):
-    """There is no room for what was to be written."""
+    """The disk has no room for a write."""
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise a FullError if the disk of `folder` has no room for so many bytes."""
+    """Raise a FullError if the disk of `folder` has less free space than `needed` bytes."""
     if needed > free(folder):
         raise FullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -37,7 +37,7 @@ def size_of(folder: Path) -> int:
 
 
 def why_full(error: BaseException, needed: int, folder: Path) -> str:
-    """What a full disk lacks for so many bytes; nothing if the error is of another kind."""
+    """Why a write found the disk full; empty if the error is of another kind."""
     said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     words = next((words.lower() for words in WORDS if words in said), "")
     if words and no_more_files(folder):
@@ -52,13 +52,13 @@ def no_more_files(folder: Path) -> bool:
 
 
 def megabytes(nbytes: float) -> str:
-    """A size for people to read."""
+    """A size in megabytes as text."""
     return f"{nbytes / 1e6:.2g} MB" if nbytes < 1e7 else f"{nbytes / 1e6:,.0f} MB"
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Let Orbax not print what it raises anyway, in pages."""
+    """Suppress the pages that Orbax logs of errors that it also raises."""
     log, drop = logging.getLogger("absl"), lambda record: record.levelno < logging.ERROR
     log.addFilter(drop)
     _ignore_late_writes()

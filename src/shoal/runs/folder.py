@@ -1,4 +1,4 @@
-"""A run's folder: its name, its lock, its files, read with suspicion and written whole."""
+"""A run's folder: its name, its lock, and its files, validated when read, written atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITTEN = ("run.json", "summary.json", "plan.txt", "workers.log", "metrics.jsonl
 
 
 class Extension(TypedDict):
-    """A change of a run's length that changed its learning rate."""
+    """A change of a run's length that changed its learning-rate schedule."""
 
     tick: Index
     from_ticks: Count
@@ -34,7 +34,7 @@ class Extension(TypedDict):
 
 
 class RunFile(TypedDict):
-    """What `run.json` holds: all that it takes to make the run again."""
+    """The content of `run.json`, from which the run is made again."""
 
     form: int
     shoal: NotRequired[str]
@@ -109,7 +109,7 @@ def check_name(name: str) -> str:
 
 
 def read_run(folder: Path) -> RunFile:
-    """What a run folder says of how the run was made."""
+    """The `run.json` of a folder, validated."""
     try:
         return read_json(folder / "run.json", RunFile, FORM)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -125,7 +125,7 @@ def read_run(folder: Path) -> RunFile:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a folder with links, pipes or devices: what is written there would go elsewhere."""
+    """Refuse a folder with links, pipes or devices: writes to it would land elsewhere."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(place) / name
@@ -158,7 +158,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
-    """Leave a valid summary whatever happens, with the error if the run failed."""
+    """Write a valid summary in all cases, with the error if the run failed."""
     RUNNING[folder] = summary
     before = _identity(folder)
     try:
@@ -183,7 +183,7 @@ def recorded(folder: Path, summary: dict[str, Any]) -> Iterator[None]:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Which directory a path leads to; None if to none."""
+    """The identity of the directory at a path; None if there is none."""
     try:
         found = folder.stat()
     except OSError:
@@ -208,7 +208,7 @@ def mark_interrupted() -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of `folder`; the lock is gone with the process, however it ends."""
+    """Keep other runs out of `folder`; the lock is released when the process exits."""
     try:
         file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115  closed below
     except OSError as error:
@@ -231,7 +231,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process runs in `folder`: none can leave its lock behind."""
+    """Whether a process runs in `folder`: its lock never outlives it."""
     try:
         with open(folder / "lock", "rb") as file:
             return not _lock(file.fileno(), fcntl.LOCK_SH, 1)
@@ -252,12 +252,12 @@ def _lock(file: int, kind: int, tries: int) -> bool:
 
 
 class Lines:
-    """Rows of a file, each written whole; what finds the disk full is kept and tried again."""
+    """Rows of a file, each written whole; rows that find the disk full are kept and retried."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
         self._file, self._say = open(path, "ab", buffering=0), say  # noqa: SIM115  it is one itself
-        self._end, self._waiting = self._file.tell(), b""
+        self._end, self._waiting = os.fstat(self._file.fileno()).st_size, b""
         self._lock = threading.Lock()
 
     @property
@@ -290,7 +290,7 @@ class Lines:
         self._end, self._waiting = self._end + len(data), b""
 
     def close(self) -> None:
-        """Write what found no room before, if there is some now; else say what is lost."""
+        """Write the rows that found no room before, if there is room now; else report the loss."""
         if self._waiting:
             with suppress(OSError):
                 self._write(self._waiting)
@@ -364,12 +364,12 @@ def _written(data: Any) -> Any:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all; on a full disk, over what it was."""
+    """Write a JSON file atomically; on a full disk, in place."""
     write_whole(path, (as_json(data, indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; on a full disk, over what it was."""
+    """Write a file atomically; on a full disk, in place."""
     draft = path.with_suffix(".tmp")
     try:
         draft.write_bytes(data)

@@ -50,16 +50,16 @@ from shoal.signals import owned
 if TYPE_CHECKING:
     from shoal.runs.training import Job
 
-OF_ENVIRONMENTS = ("env_states", "obs")  # what environments show may be NaN where they say so
-RESTARTS = 3  # on a cluster, where workers are lost now and then; of replacements, everywhere
+OF_ENVIRONMENTS = ("env_states", "obs")  # observations may be NaN where environments allow it
+RESTARTS = 3  # on a cluster, where failures are common; of replacements, on all backends
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
-REMEMBERED = 8  # ticks at which workers keep their state, and what was counted by then
+REMEMBERED = 8  # ticks at which workers keep their state, and the counts at them
 AWAITED = 1024  # ticks that a snapshot may be late, because a worker is slow
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training leaves: the final state, the summary, and the folder that holds both."""
+    """The result of training: the final state, the summary, and the folder that holds both."""
 
     state: Any
     summary: dict[str, Any]
@@ -69,14 +69,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What a run starts from: a state, and what was counted in the ticks before it."""
+    """What a run starts from: a state, and the counts of the ticks before it."""
 
     start: Callable[[], Any]  # makes a snapshot, or the algorithm's tree before the first tick
     progress: Mapping[str, Any]
 
 
 def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> RunFile:
-    """All that it takes to make the run again, as JSON; what has no recipe is named only."""
+    """The content of `run.json`; of objects without a recipe, only the type's name."""
     every, keep = how.get("checkpoint_every", EVERY), how.get("keep", KEEP)
     return {
         "form": FORM, "shoal": __version__, "jax": jax.__version__,
@@ -157,7 +157,7 @@ def _evaluate_last(job: Job, result: Result, logger: RunLogger) -> None:
 def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) -> RecoveryPolicy:
     """How the run continues after a worker is lost; losses are reported and counted."""
 
-    def tell(error: LostError, tick: int) -> None:
+    def restarted(error: LostError, tick: int) -> None:
         summary["restarts"] = summary.get("restarts", 0) + 1
         say(f"{error.what}; continuing from tick {tick}")
 
@@ -176,7 +176,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
     times = record.get("replaces", RESTARTS)
     return RecoveryPolicy(
         record.get("restarts", 0),
-        tell=tell,
+        tell=restarted,
         fresh=fresh,
         replaced=replaced,
         replaces=times,
@@ -195,7 +195,7 @@ def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
 def _run(
     drawn: Plan, record: RunFile, since: StartPoint, saving: Saving, recovery: RecoveryPolicy
 ) -> Result:
-    """Run, and leave a checkpoint however it ends."""
+    """Run, and write a final checkpoint however the run ends."""
     logger = saving.logger
     watch = RunCallbacks(
         logger.see,

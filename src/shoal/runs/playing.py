@@ -1,4 +1,4 @@
-"""What a run has learnt, ready to act: `shoal.load(run).act(obs)`."""
+"""Trained agents for inference: `shoal.load(run).act(obs)`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(
     env: Any = None,
     trust: bool = False,
 ) -> Agent:
-    """What the run in a folder has learnt: by its newest checkpoint or its best, or one's folder.
+    """Load the agent of a run folder (its newest or best checkpoint) or of a checkpoint folder.
 
     `algorithm` and `env` are needed only where they were objects that JSON can't describe. `trust`
     lets code run that the folder names and that isn't Shoal's own: see docs/resume.md.
@@ -65,7 +65,7 @@ def _saved(folder: Path, which: str) -> Saved:
 
 @dataclass(frozen=True)
 class Agent:
-    """An algorithm with a state that it has learnt, as it was before `tick`."""
+    """An algorithm with its trained state, as it was before `tick`."""
 
     algorithm: Any
     env: Any
@@ -73,14 +73,14 @@ class Agent:
     tick: int
 
     def act(self, obs: Any, key: Any = None) -> np.ndarray:
-        """The action on one observation, or one for each of many; nothing is remembered.
+        """The action on one observation, or one for each of many; without memory.
 
-        Without a key it is the best; with one (a number will do), drawn as in training.
+        Without a key it is the greedy action; with one (or an integer), sampled as in training.
         """
         return self.play(obs, None, key)[0]
 
     def play(self, obs: Any, memory: Any = None, key: Any = None) -> tuple[np.ndarray, Any]:
-        """As `act`, of an algorithm that remembers: also what to give it with the next."""
+        """As `act`, with memory: also returns the memory to pass with the next observation."""
         if not hasattr(self.algorithm, "play"):
             raise SettingError(
                 f"{type(self.algorithm).__name__} has no method `play`, so it can't act by itself",
@@ -114,9 +114,9 @@ class Agent:
         return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 
     def _rows(self, obs: Any) -> tuple[Any, bool]:
-        """Observations with an axis that counts them, and whether they came with it.
+        """Observations with a batch axis, and whether they came with it.
 
-        Without an environment to say what one is, what comes is one.
+        Without an environment, `obs` is taken for one observation.
         """
         if self.env is None:
             return jax.tree.map(lambda x: np.asarray(x)[None], obs), False

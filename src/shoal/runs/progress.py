@@ -1,4 +1,4 @@
-"""A bar for a run: ticks, steps, steps per second, and the mean return."""
+"""A progress bar for a run: ticks, steps, steps per second, and the mean return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEASURED = 0.2  # seconds of ticks before a rate is shown: they are seen every 0
 
 
 class Progress:
-    """Shows how far a run is; a context, so that the bar ends with the run."""
+    """Shows the progress of a run; a context manager, so that the bar ends with the run."""
 
     def __init__(self, ticks: int, steps: int, *, shown: bool) -> None:
         self._steps, self._first = steps, (0, 0.0)  # the first tick here, and when it was seen
@@ -30,7 +30,7 @@ class Progress:
         self._task = self._bar.add_task("compiling", total=ticks, shown="")
 
     def see(self, tick: int, mean: float | None, env_steps: int) -> None:
-        """A tick is done, and with it so many steps of all environments."""
+        """Show that a tick is done, and the number of environment steps so far."""
         now = time.perf_counter()
         begun, since = self._first = self._first if self._first[1] else (tick, now)
         rate = self._steps * (tick - begun) / (now - since) if now - since > MEASURED else 0.0

@@ -1,8 +1,8 @@
 """Plain objects as JSON, and back: how a run folder describes the loop that it trained.
 
 A dataclass is its type and its settings, a function or class its name; for those outside Shoal the
-file is kept too, since a script's module has no other name to be found by. Only Shoal's own
-registered types are made again from a recipe; what else it names needs the user's trust (trust.py).
+file is kept too, since a script's module can't be imported by name. Only Shoal's own
+registered types are made again from a recipe; anything else needs the user's trust (trust.py).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def named_code(recipe: Recipe) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """A Python file as a module, which finds what lies beside it."""
+    """A Python file as a module, which can import files beside it."""
     if not path.is_file():
         raise SettingError(f"there is no file {path}", "Give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -150,7 +150,7 @@ def _of_sequence(things: list[Any] | tuple[Any, ...]) -> Any:
 
 
 def _named(thing: Any) -> Any:
-    """A class or function by its name, if the name leads back to it."""
+    """The recipe of a class or function by its name, if the name resolves to it."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     name = getattr(thing, "__qualname__", "")
     if module is None or _inside(module, name) is not thing:

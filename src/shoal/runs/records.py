@@ -1,4 +1,4 @@
-"""What a run reports of its ticks: episodes, evaluations, lags, and rows of metrics."""
+"""Statistics of a run's ticks: episodes, evaluations, lags, and rows of metrics."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ JUDGED = tuple(f"{EVALUATION}{name}" for name in ("episodes", "return", "length"
 
 @dataclass
 class Episodes:
-    """Returns of the newest episodes, a tick's worth at a time."""
+    """Returns of the newest episodes, aggregated per tick."""
 
     newest: deque[tuple[float, float]] = field(default_factory=deque)
     total: int = 0
 
     def see(self, metrics: Mapping[str, Any]) -> None:
-        """Add the episodes that ended in a tick, and forget those beyond the last hundred."""
+        """Add the episodes that ended in a tick, and drop those beyond the last hundred."""
         count = float(np.sum(metrics.get("episodes", 0)))
         if not count or not math.isfinite(count):
             return
@@ -45,7 +45,7 @@ class Episodes:
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Episodes:
-        """From what `plain` made of them."""
+        """Restore from the result of `plain`."""
         newest = deque((float(n), float(r)) for n, r in data.get("newest", []))
         return Episodes(newest, data.get("total", 0))
 
@@ -62,7 +62,7 @@ class Episodes:
 
 @dataclass
 class Evaluations:
-    """Evaluations of a run, a row of a file each."""
+    """Evaluations of a run, each written as a row of a file."""
 
     path: Path
     steps: Callable[[int], int]  # of all environments before a tick
@@ -91,7 +91,7 @@ class Evaluations:
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
-        """The newest evaluation; nothing where there was none."""
+        """The newest evaluation; empty where there was none."""
         return {"evaluation": self.newest} if self.newest else {}
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ def _judges(name: str) -> bool:
 
 @dataclass
 class Lags:
-    """How many ticks old the values were that were used, over a whole run."""
+    """Histogram of the lags, in ticks, of the values used in a run."""
 
     counts: Counter[int] = field(default_factory=Counter)
     name: str = LAG  # of their metric
@@ -122,7 +122,7 @@ class Lags:
 
     @staticmethod
     def of(data: Mapping[str, int], name: str = LAG) -> Lags:
-        """From what `plain` made of them."""
+        """Restore from the result of `plain`."""
         return Lags(Counter({int(lag): n for lag, n in data.items()}), name)
 
     def plain(self) -> dict[str, int]:
@@ -130,7 +130,7 @@ class Lags:
         return {str(lag): n for lag, n in self.counts.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Mean, largest, and how often each was; nothing where nothing can be late."""
+        """The mean, the largest and a histogram; empty where no value can lag."""
         total = sum(self.counts.values())
         if not total:
             return {}
@@ -159,7 +159,7 @@ def scalars(metrics: Mapping[str, np.ndarray], lag: str = LAG) -> dict[str, floa
 
 
 def check_metrics(names: Iterable[str], where: str, *, judged: bool) -> None:
-    """Refuse metrics of a loop that would be taken for what the run itself reports.
+    """Refuse metrics of a loop that have the names of columns that the run itself writes.
 
     `judged`: whether the loop is one that evaluates, which reports that in metrics.
     """

@@ -91,7 +91,7 @@ def open_run(folder: Path, *, trust: bool) -> tuple[RunFile, bool]:
 
 
 def _settings(record: RunFile, how: ResumeOptions) -> dict[str, Any]:
-    """How to run: as is said, else as it was."""
+    """The options of the resumed run: those given, else those of the record."""
     kept = ("checkpoint_every", "keep", "seed", "restarts")
     settings = {name: how.get(name, record.get(name, 0)) for name in kept}
     sources = {f"{name}_from": _source(record[name]) for name in ("algorithm", "env")}
@@ -148,7 +148,7 @@ def made_job(folder: Path, record: RunFile, how: Mapping[str, Any], *, trusted: 
 
 
 def _name_of(recipe: Any) -> str:
-    """The type that a recipe is of; nothing where it has no name of one."""
+    """The name of a recipe's type; empty where it has none."""
     name = recipe.get("name") if isinstance(recipe, dict) and "settings" in recipe else ""
     return name if isinstance(name, str) else ""
 
@@ -162,7 +162,7 @@ def _evaluated(folder: Path, record: RunFile, algorithm: Any) -> Evaluated:
 
 
 def _check_loop(folder: Path, job: Job) -> Job:
-    """`job`, if what its folder describes are a loop and an environment at all."""
+    """Return `job` if its folder describes a loop and an environment, else raise."""
     simulator = getattr(job.env, "simulator", None)
     acts = getattr(job.trained, "actions", None) is not None
     wrong = ""
@@ -199,7 +199,7 @@ def _source(recipe: Any) -> str | None:
 
 
 def _since(folder: Path, job: Job, drawn: Plan, seed: int, announce: Announce) -> StartPoint:
-    """The newest whole checkpoint; rows and checkpoints after it are no longer the run's."""
+    """The newest complete checkpoint; removes rows and checkpoints after it."""
     _check_not_lost(folder)
     saved = read_newest(folder / "checkpoints", announce)
     tick = saved.snapshot.tick if saved else 0
@@ -226,7 +226,7 @@ def _since(folder: Path, job: Job, drawn: Plan, seed: int, announce: Announce) -
 
 
 def _check_not_lost(folder: Path) -> None:
-    """Refuse to start over where checkpoints were once and are gone."""
+    """Refuse to start over where the folder of checkpoints is missing."""
     metrics, is_started = folder / "metrics.jsonl", False
     with suppress(OSError):
         is_started = metrics.stat().st_size > 0

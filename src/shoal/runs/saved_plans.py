@@ -1,6 +1,6 @@
-"""Plans in files: what is to run, as JSON and StableHLO, without the loop that it was made from.
+"""Plans in files, as JSON and StableHLO, without the loop that they were made from.
 
-A file is a zip of `plan.json`, which says what the plan is, and of the programs that it runs, as
+A file is a zip of `plan.json`, which describes the plan, and of the programs that it runs, as
 `jax.export` serializes them. Reading one runs no Python from it: classes are those listed here,
 and programs may call nothing outside XLA.
 """
@@ -81,7 +81,7 @@ class SavedOrigin:
         )
 
     def spec(self, envs: int) -> tuple[str, ...]:
-        """A tree of what is carried: as many leaves, in order."""
+        """A tree with one leaf for each carried value, in order."""
         return self.inputs
 
 
@@ -95,11 +95,11 @@ def save_plan(drawn: Plan, path: str | Path) -> Path:
     ]  # fmt: skip
     world = None if found.world is found.sites else found.world
     programs: list[bytes] = []
-    told = {
+    data = {
         "form": FORM, "jax": jax.__version__, "first": _first_state(found), "plan": found,
         "spread": found.spread, "world": world, "fragments": fragments,
     }  # fmt: skip
-    text = json.dumps(_as_data(told, programs))
+    text = json.dumps(_as_data(data, programs))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("plan.json", text)
         for number, code in enumerate(programs):
@@ -114,11 +114,11 @@ def load_plan(path: str | Path) -> Plan:
         with zipfile.ZipFile(path) as file:
             if sum(one.file_size for one in file.infolist()) > MOST_BYTES:
                 raise ValueError(f"it holds more than {MOST_BYTES} bytes")
-            told = json.loads(file.read("plan.json"))
-            form = dict(told["map"])["form"]
+            data = json.loads(file.read("plan.json"))
+            form = dict(data["map"])["form"]
             if form != FORM:
                 raise ValueError(f"it has form {form}, and this Shoal reads form {FORM}")
-            return _whole(_from_data(told, lambda number: file.read(f"programs/{number}")))
+            return _whole(_from_data(data, lambda number: file.read(f"programs/{number}")))
     except OSError as error:
         raise SettingError(f"{path} can't be read: {error}", "Name a file of --save.") from error
     except Exception as error:  # what a file holds may be wrong in any way
@@ -185,7 +185,7 @@ def _first_state(found: Plan) -> ExportedSegment:
 
 
 def _check_calls(code: bytes) -> bytes:
-    """Check that a program calls nothing but what XLA has of its own."""
+    """Return a program if it calls nothing outside XLA, else raise."""
     text = export.deserialize(bytearray(code)).mlir_module()
     for quoted, plain in CALLED.findall(text):
         if not CALLS.match(quoted or plain):
@@ -197,7 +197,7 @@ def _check_calls(code: bytes) -> bytes:
 
 
 def _as_data(x: Any, programs: list[bytes]) -> Any:
-    """`x` as JSON, its programs apart."""
+    """`x` as JSON; its programs are appended to `programs`."""
 
     def data(x: Any) -> Any:
         if x is None or isinstance(x, bool | int | float | str):
@@ -218,8 +218,8 @@ def _as_data(x: Any, programs: list[bytes]) -> Any:
     return data(x)
 
 
-def _from_data(told: Any, program_of: Callable[[int], bytes]) -> Any:
-    """What `_as_data` made JSON of."""
+def _from_data(data: Any, program_of: Callable[[int], bytes]) -> Any:
+    """The inverse of `_as_data`."""
     kinds: dict[str, Callable[[Any], Any]] = {
         "tuple": lambda items: tuple(map(made, items)),
         "list": lambda items: list(map(made, items)),
@@ -237,21 +237,21 @@ def _from_data(told: Any, program_of: Callable[[int], bytes]) -> Any:
         ((kind, held),) = x.items()
         return kinds[kind](held)
 
-    return made(told)
+    return made(data)
 
 
-def _whole(told: Mapping[str, Any]) -> Plan:
-    """A plan as it was before it was saved, but for the loop."""
-    found: Plan = told["plan"]
+def _whole(data: Mapping[str, Any]) -> Plan:
+    """The plan as it was before it was saved, without its loop."""
+    found: Plan = data["plan"]
     graph = found.graph
-    origin = SavedOrigin(graph.values, graph.inputs, told["first"])
+    origin = SavedOrigin(graph.values, graph.inputs, data["first"])
     sites = replace(found.sites, graph=replace(graph, origin=origin))
-    fragments = {(name, apart): one for name, apart, one in told["fragments"]}
+    fragments = {(name, apart): one for name, apart, one in data["fragments"]}
     # Where replicas run alike together and apart, there is one program for both.
     both = {(name, apart): fragments.get((name, apart), fragments[name, False])
             for name in _names(found) for apart in (False, True)}  # fmt: skip
     whole = replace(found, sites=sites, saved=both)
     for one in (whole, whole.over_processes):
-        one.__dict__["spread"] = told["spread"]
-        one.__dict__["world"] = told["world"] or sites
+        one.__dict__["spread"] = data["spread"]
+        one.__dict__["world"] = data["world"] or sites
     return whole

@@ -1,4 +1,4 @@
-"""The status of a run's workers: written to its folder while it runs, and read by anybody."""
+"""The status of a run's workers: written to its folder while it runs, for `shoal status`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Losses(TypedDict):
 
 
 class SummaryFile(Losses):
-    """What `summary.json` holds that a status shows."""
+    """The part of `summary.json` that a status shows."""
 
     status: str
     ticks: Steps
@@ -57,7 +57,7 @@ class WorkerRow(TypedDict):
 
 
 class StatusFile(Losses):
-    """What `status.json` holds."""
+    """The content of `status.json`."""
 
     ticks: NotRequired[Steps]
     driver: NotRequired[int]
@@ -75,7 +75,7 @@ class Status:
         self._counts: dict[str, int] = {}
 
     def stand(self, statuses: Statuses) -> None:
-        """Write the status of workers, if it is time; a run doesn't fail if that fails."""
+        """Write the status of workers if it is due; a failure to write doesn't fail the run."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
             workers = {
@@ -91,7 +91,7 @@ class Status:
                 write_json(self._file, counts)
 
     def scale(self) -> dict[str, int]:
-        """How many replicas are wanted of each fragment; a damaged file is reported and ignored."""
+        """The number of replicas requested per fragment; a damaged file is reported and ignored."""
         if time.monotonic() - self._asked >= EVERY / 4:
             self._asked = time.monotonic()
             with suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ class Status:
         return self._counts
 
     def _read_wanted(self, text: bytes) -> None:
-        """Take in what is asked for, once; a file that isn't counts by names is reported."""
+        """Parse the request once; a file that isn't counts by names is reported."""
         if text == self._text:
             return
         self._text = text
@@ -116,7 +116,7 @@ class Status:
 
 
 def newest_run(folder: Path) -> Path:
-    """The run in a folder that was begun last."""
+    """The run in a folder that was started last."""
     found = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
     if not found:
         raise SettingError(
@@ -126,7 +126,7 @@ def newest_run(folder: Path) -> Path:
 
 
 def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
-    """Ask a run for so many replicas of fragments; all that it is then asked for.
+    """Request numbers of replicas from a run; returns all numbers that are then requested.
 
     The request is a file in the run's folder: write access to the folder is what allows it.
     """
@@ -172,7 +172,7 @@ def read_status(folder: Path) -> tuple[SummaryFile, StatusFile | None]:
     except (OSError, ShapeError) as error:
         raise SettingError(
             f"{folder}/summary.json can't be read: {why_unreadable(error)}",
-            f"It is written anew by `shoal resume {folder}`.",
+            f"`shoal resume {folder}` writes it again.",
         ) from error
     try:
         return summary, read_json(folder / FILE, StatusFile)
@@ -181,7 +181,7 @@ def read_status(folder: Path) -> tuple[SummaryFile, StatusFile | None]:
 
 
 def _losses(summary: SummaryFile) -> str:
-    """What was lost so far, if anything was."""
+    """The losses so far as text; empty if there are none."""
     names = {"restarts": "restarts", "replaced": "replaced", "dropped_rollouts": "rollouts dropped"}
     return "".join(f", {count} {names[n]}" for n, count in summary.items() if n in names and count)
 

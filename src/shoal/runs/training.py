@@ -1,4 +1,4 @@
-"""The whole way in one call: trace, plan, run, and leave a folder with what came of it."""
+"""Trace, plan and run in one call, with the results in a run folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shoal.tracing.trace import method, trace
 
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
-    """How `graph` runs on `cluster`, or on this machine, when distributed by `distribution`."""
+    """The plan of `graph` on `cluster`, or on this machine, under `distribution`."""
     if graph.origin is not None:
         judged = isinstance(graph.origin.algorithm, Evaluated)
         where = source_of(method(graph.origin.algorithm, "tick"))
@@ -60,7 +60,7 @@ def check_devices(distribution: DistributionPolicy, machine: Cluster) -> Cluster
 
 
 def cluster_of(how: Mapping[str, Any]) -> Cluster | None:
-    """The cluster that a run is to use, where one is said or the backend has its own."""
+    """The cluster that a run is to use, where one is given or the backend has its own."""
     find_cluster = BACKENDS[check_backend(how.get("backend", "threads"))].find_cluster
     if find_cluster is not None and how.get("cluster") is None:
         return find_cluster(how.get("address", ""))
@@ -77,8 +77,8 @@ def train(
     """Train `algorithm` on `env`, both by name or as objects; without `distribute`, fused.
 
     A loop that has no environments, or its own, has `env=None`; `envs` then is how many rows it
-    has (unless said, its setting `envs` if there is one), and its `init` and `tick` get None.
-    A preset fills in what isn't said where there is one. The folder `runs/<name>` gets
+    has (by default its setting `envs` if there is one), and its `init` and `tick` get None.
+    A preset, where there is one, fills in what isn't given. The folder `runs/<name>` gets
     `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` continues from, also
     when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
     """
@@ -128,13 +128,13 @@ class Job:
 
     @property
     def trained(self) -> Any:
-        """The algorithm itself, without what evaluates it."""
+        """The algorithm itself, without the wrapper that evaluates it."""
         is_wrapped = isinstance(self.algorithm, Evaluated)
         return self.algorithm.algorithm if is_wrapped else self.algorithm
 
     @property
     def title(self) -> str:
-        """The algorithm's name, in small letters."""
+        """The algorithm's name in lower case."""
         return type(self.trained).__name__.lower()
 
     @property
@@ -144,7 +144,7 @@ class Job:
 
     @property
     def learning_rate(self) -> dict[str, Any]:
-        """The learning rate at the first tick, and after the last; nothing where it isn't known."""
+        """The learning rate at the first tick, and after the last; empty where it isn't known."""
         rate = getattr(self.trained, "learning_rate", None)
         if not isinstance(rate, float | int):
             return {}
@@ -154,7 +154,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What a run of it is called."""
+        """The title of its runs."""
         return self.title if self.env is None else f"{self.title}-{self.env_name}"
 
     @property
@@ -210,7 +210,7 @@ def find_preset(algorithm: str, env: Any) -> Preset | None:
 
 
 def make_job(algorithm: Any, env: Any, how: Mapping[str, Any]) -> Job:
-    """Names to objects; a preset gives the settings, environments and ticks that aren't said."""
+    """Turn names into objects; a preset gives the settings, environments and ticks not given."""
     how, preset = check_options(how, TrainOptions, "shoal.train"), None
     if isinstance(algorithm, str):
         if algorithm not in ALGORITHMS:
@@ -243,7 +243,7 @@ def check_total_ticks(algorithm: Any, ticks: int) -> Any:
 
 
 def with_total_ticks(algorithm: Any, ticks: int) -> Any:
-    """`algorithm` with the length of the run, if its schedules want to know it."""
+    """`algorithm` with the length of the run, if its schedules need it."""
     if isinstance(algorithm, Evaluated):
         return replace(algorithm, algorithm=with_total_ticks(algorithm.algorithm, ticks))
     settings: list[str] = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
@@ -254,7 +254,7 @@ def with_total_ticks(algorithm: Any, ticks: int) -> Any:
 
 
 def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:
-    """Refuse to do without an environment where one is needed: to act in, or to be evaluated."""
+    """Refuse a missing environment where one is needed, to act in or for an evaluation."""
     if env is not None:
         return
     title = type(algorithm).__name__
@@ -270,7 +270,7 @@ def check_needed(algorithm: Any, env: Any, how: Mapping[str, Any]) -> None:
 def check_actions(algorithm: Any, env: Any) -> None:
     """Refuse an algorithm that can't act in this environment, and name those that can.
 
-    An algorithm that doesn't say where it can act is taken at its word when it is traced.
+    An algorithm that doesn't say where it can act is checked only when it is traced.
     """
     space = getattr(env, "action_space", None)
     inner = [each for _, each in space.spaces] if isinstance(space, environments.Groups) else []
@@ -314,8 +314,8 @@ def beside_evaluation(job: Job, distribution: DistributionPolicy) -> Distributio
 
 
 def ensure_devices(distribution: DistributionPolicy) -> None:
-    """Give JAX as many CPU devices as one program wants, if it hasn't begun and there are cores."""
+    """Give JAX the CPU devices that one program needs, unless JAX is initialised already."""
     wanted = max((f.most for f in distribution.fragments if f.on != "cpu"), default=1)
     if wanted > 1:
-        with suppress(RuntimeError):  # JAX has begun: it has the devices it has
+        with suppress(RuntimeError):  # JAX is initialised: its devices are fixed
             jax.config.update("jax_num_cpu_devices", min(wanted, os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""What a file may cause: Shoal's registered types and nothing else, unless the user trusts it.
+"""Which code a file may run: Shoal's registered types only, unless the user trusts it.
 
 A run folder or a recording may come from another author. `REGISTERED` lists the types that their
 recipes may name; everything else they name is code, which runs only with `trust`. The runs that a
@@ -67,7 +67,7 @@ def make(recipe: Any, where: str, *, trusted: bool) -> Any:
 
 
 def code_in(recipe: Any) -> Iterator[str]:
-    """Whatever of a recipe is code, or makes others import it: each described in a few words."""
+    """The parts of a recipe that are code, or cause imports: each described in a few words."""
     queue, count = [recipe], 0
     while queue:
         one, count = queue.pop(), count + 1
@@ -126,7 +126,7 @@ def is_remembered(file: Path, named: Any) -> bool:
 
 
 def recipes_of(record: Mapping[str, Any]) -> list[Any]:
-    """All that `run.json` names."""
+    """All recipes in a `run.json`."""
     return [record[name] for name in ("algorithm", "env", "distribution")]
 
 
@@ -169,7 +169,7 @@ def _mentions(data: Any, word: str) -> bool:
 
 
 def _note_of(file: Path) -> Path:
-    """Where it is noted that a file is the user's own: outside of any run folder."""
+    """The path of the note that a file is the user's own: outside of any run folder."""
     root = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()
     return Path(root) / "shoal" / "trusted" / name

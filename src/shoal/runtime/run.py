@@ -401,7 +401,7 @@ def _turns(
         yield True
         if owner.requested and not limit.is_stopping:
             limit.stop()
-            watching.say(owner.told)
+            watching.say(owner.message)
         if limit.is_stopping:
             until = min(until, time.monotonic() + PATIENCE)
             if time.monotonic() >= until:

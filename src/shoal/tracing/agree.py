@@ -22,9 +22,9 @@ per_env: ContextVar[str] = ContextVar("per_env", default="")
 
 
 def mean(tree: T, *, approximate: bool = False) -> T:
-    """What replicas agree on, where each has a mean over its environments: the mean over all.
+    """The mean over all environments, where each replica has the mean over its own.
 
-    Any sum, mean or gradient over all environments will do, and whatever is linear in one. With
+    Any sum, mean or gradient over all environments is allowed, and anything linear in one. With
     `approximate=True` it may be anything that a replica computes from its own environments: the
     replicas' mean is taken, which need not be what one replica with all environments computes.
     """
@@ -32,24 +32,24 @@ def mean(tree: T, *, approximate: bool = False) -> T:
 
 
 def sum(tree: T) -> T:
-    """What replicas agree on, where each has a sum over its environments: the sum over all."""
+    """The sum over all environments, where each replica has the sum over its own."""
     return _agree(tree, "sum")
 
 
 def max(tree: T) -> T:
-    """What replicas agree on, where each has a maximum over its environments."""
+    """The maximum over all environments, where each replica has the maximum over its own."""
     return _agree(tree, "max")
 
 
 def min(tree: T) -> T:
-    """What replicas agree on, where each has a minimum over its environments."""
+    """The minimum over all environments, where each replica has the minimum over its own."""
     return _agree(tree, "min")
 
 
 def weighted_mean(x: Any, weight: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
     """The mean of `x` by `weight` over all environments: sum(x * weight) / sum(weight).
 
-    `weight` has the shape of `x`, or can be broadcast to it; a mask will do. 0 where all is 0.
+    `weight` has the shape of `x`, or can be broadcast to it; it may be a mask. 0 where all is 0.
     """
     x = jnp.asarray(x)
     weight = jnp.broadcast_to(jnp.asarray(weight).astype(_inexact(x)), x.shape)

@@ -1,4 +1,4 @@
-"""All that Shoal knows about JAX's equations: what they hold, where they come from, running one."""
+"""JAX equations: their inner jaxprs, their source lines, and how to run one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def inner(equation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def _expanded(equation: Any) -> tuple[Any, Sequence[Any]]:
-    """What newer versions of JAX call by a name of its own, in operations that are known."""
+    """The expansion of a primitive that only newer versions of JAX have."""
     called = equation.params["_prim"]
     specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
 
@@ -51,7 +51,7 @@ def _expanded(equation: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants, whichever way this version of JAX keeps them."""
+    """A jaxpr and its constants, for all supported versions of JAX."""
     if isinstance(jaxpr, jex.ClosedJaxpr):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, tuple(getattr(jaxpr, "consts", ()))
@@ -116,7 +116,7 @@ def _has_more_axes(outer: Any, inner: Any) -> bool:
 
 
 def which_are_read(function: Callable[..., Any], *args: Any) -> list[bool]:
-    """Which leaves of its arguments (arrays, or their specs) a function makes anything of."""
+    """Which leaves of its arguments (arrays, or their specs) a function reads."""
     jaxpr, _ = opened(jax.make_jaxpr(function)(*args))
     read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
     read |= {id(v) for v in jaxpr.outvars}

@@ -204,8 +204,8 @@ class Flow:
             after = flow.jaxpr(e.params["body_jaxpr"], (*consts, *carry))
             if select is None:
                 return after
-            goes_on = flow.jaxpr(e.params["cond_jaxpr"], (*test, *carry))
-            return flow.jaxpr(select, (*goes_on, *carry, *after))
+            continues = flow.jaxpr(e.params["cond_jaxpr"], (*test, *carry))
+            return flow.jaxpr(select, (*continues, *carry, *after))
 
         carry, _ = self.settled(turn, ins[n_test + n_body :])
         return carry, self.jaxpr(e.params["cond_jaxpr"], (*test, *carry))[0]
@@ -224,7 +224,7 @@ class Flow:
                     place_of(e),
                 )
             )
-        # With a condition for each row, a row that is done stays as it is while others go on.
+        # With a condition for each row, a row that is done stays as it is while others continue.
         return not (row_select(e) and isinstance(test, Sharded))
 
 
@@ -241,10 +241,10 @@ def row_select(e: Any) -> Any:
         return None
     carried = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.outvars]
 
-    def select(goes_on: Any, old: list[Any], new: list[Any]) -> list[Any]:
-        axes = range(goes_on.ndim)
+    def select(continues: Any, old: list[Any], new: list[Any]) -> list[Any]:
+        axes = range(continues.ndim)
         return [
-            lax.select(lax.broadcast_in_dim(goes_on, x.shape, axes), y, x)
+            lax.select(lax.broadcast_in_dim(continues, x.shape, axes), y, x)
             for x, y in zip(old, new, strict=True)
         ]
 

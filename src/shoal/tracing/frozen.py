@@ -1,7 +1,7 @@
-"""Numbers that were drawn or read while a loop was traced, and are the same at every tick since.
+"""Detects numbers that were drawn while a loop was traced, and so are the same at every tick.
 
-`np.random`, `random` and clocks run once, when the loop is traced; what they gave is a constant of
-the program. Traced twice, it is another constant, so two traces side by side tell.
+`np.random`, `random` and clocks run once, when the loop is traced; their results are constants of
+the program. A second trace has other constants, so comparing two traces finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.extend import core as jex
 from shoal.errors import TraceError
 from shoal.tracing.equations import opened, place_of
 from shoal.tracing.stage import source_of
-from shoal.tracing.trace import Origin, method, told_as
+from shoal.tracing.trace import Origin, method, reraised_as
 
 _MOST = 3  # values that an error shows
 
@@ -51,7 +51,7 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
         ("tick", lambda state: algorithm.tick(env, state), (spec,)),
     ):
         where = source_of(method(algorithm, name))
-        with told_as(name, envs, where):
+        with reraised_as(name, envs, where):
             found = frozen_values(jax.make_jaxpr(call)(*args), _traced_again(call, *args))
         if found:
             raise _refusal(name, found, where)
@@ -111,7 +111,7 @@ def _readers(jaxpr: Any) -> dict[Any, str]:
 
 
 def _parting(one: Any, other: Any, where: str) -> Frozen:
-    """Where two traces begin to do different things."""
+    """The first difference between the equations of two traces."""
     names = [[e.primitive.name for e in jaxpr.eqns] for jaxpr in (one, other)]
     pairs = zip(*names, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, names)))

@@ -1,4 +1,4 @@
-"""A host stage's Python as a plain call, which needs no JAX to be made."""
+"""A host stage's Python function as a plain call, without JAX."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class PlainCall:
-    """A function of flat arrays to flat arrays, with the specs that it promised."""
+    """A function of flat arrays to flat arrays, with its declared specs."""
 
     function: Callable[..., Any]
     fixed: tuple[Any, ...]
     specs: tuple[tuple[tuple[int, ...], str], ...]
 
     def __call__(self, *args: Any) -> list[Any]:
-        """What the function returns, checked."""
+        """Call the function and check its results."""
         found = self.function(*self.fixed, *map(np.asarray, args))
         results = list(found) if isinstance(found, tuple | list) else [found]
         if len(results) != len(self.specs):

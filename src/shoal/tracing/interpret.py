@@ -21,7 +21,7 @@ Run = Callable[[Any, list[Any]], list[Any]]
 
 
 def as_written(node: str, value: str) -> str:
-    """Every node reads the value that the loop names."""
+    """The default `look`: every node reads the value that the loop names."""
     return value
 
 
@@ -30,7 +30,7 @@ def interpret(
 ) -> tuple[list[Any], dict[str, Any]]:
     """One turn of `graph` from its carried `inputs`: the next carry, and the metrics by name.
 
-    `look(node, value)` may send a node's read to another value; the delayed reference does so.
+    `look(node, value)` may redirect a node's read to another value; the delayed reference does so.
     """
     env: Env = dict(zip(graph.inputs, inputs, strict=False))
     run_nodes(graph.nodes, env, look)
@@ -38,7 +38,7 @@ def interpret(
 
 
 def run_nodes(nodes: Iterable[Node], env: Env, look: Look = as_written, run: Run = bind) -> None:
-    """Run `nodes` in order and enter what they write into `env`."""
+    """Run `nodes` in order and store what they write in `env`."""
     for node in nodes:
         match node:
             case Loop():

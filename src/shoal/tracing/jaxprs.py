@@ -68,7 +68,7 @@ class Code:
         if mark.per == "batch":
             whole = all(isinstance(x, Replicated) for x in ins)
             return [REPLICATED if whole else LOST] * len(self.outs)
-        # A host stage per environment promises that rows stay apart; what has none, all share.
+        # A host stage per environment promises independent rows; other arguments are shared.
         fits = all(
             isinstance(x, Replicated) or (is_row and x == Sharded(0))
             for x, is_row in zip(ins, host_rows(self.equation), strict=True)
@@ -250,7 +250,7 @@ class Reader:
         return [*before, self.stage(mark, Code(code.equation, tuple(args), code.outs), scope)]
 
     def container(self, code: Code, scope: str) -> list[Node]:
-        """An equation that holds stages: calls are taken apart, scans become loops."""
+        """An equation that holds stages: calls are inlined, scans become loops."""
         equation, kind = code.equation, code.equation.primitive.name
         if kind == "scan":
             return self.loop(code, scope)
@@ -323,7 +323,7 @@ class Reader:
 
 
 def _unlike(base: str, given: Counter[str]) -> str:
-    """A name like `base` that was not given before, however that one came by it."""
+    """A name like `base` that isn't taken."""
     given[base] += 1
     return base if given[base] == 1 else _unlike(f"{base}#{given[base]}", given)
 

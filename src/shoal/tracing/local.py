@@ -253,18 +253,18 @@ def _while(local: Local, e: Any, args: Sequence[Held]) -> list[Held]:
     carry = _Carried(local.share, carried)
     select = row_select(e)
 
-    def goes_on(held: Sequence[Held]) -> Held:
+    def is_running(held: Sequence[Held]) -> Held:
         return local.jaxpr(params["cond_jaxpr"], [*tests, *held])[0]
 
     def turn(arrays: Any) -> Any:
         held = carry.held(arrays)
         after = local.jaxpr(params["body_jaxpr"], [*consts, *held])
         if select is not None:
-            after = local.jaxpr(select, [goes_on(held), *held, *after])
+            after = local.jaxpr(select, [is_running(held), *held, *after])
         return carry.arrays(after)
 
     first = carry.arrays(args[n_test + n_body :])
-    final = lax.while_loop(lambda xs: jnp.any(goes_on(carry.held(xs)).array), turn, first)
+    final = lax.while_loop(lambda xs: jnp.any(is_running(carry.held(xs)).array), turn, first)
     return carry.held(final)
 
 

@@ -33,7 +33,7 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
     """`graph` with the environment axis of every value; `carried` are the axes of its inputs.
 
     `wide` is the loop with twice as many environments, if it does the same work then: where
-    environments are mixed, shapes that follow their number tell that there are rows again.
+    environments are mixed, shapes that follow their number show that there are rows again.
     """
     walk = Walk(envs)
     for name in graph.inputs:

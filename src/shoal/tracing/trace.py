@@ -39,7 +39,7 @@ class Origin:
 
     def spec(self, envs: int) -> Any:
         """Shapes and dtypes of the carried state."""
-        with told_as("init", envs, source_of(method(self.algorithm, "init"))):
+        with reraised_as("init", envs, source_of(method(self.algorithm, "init"))):
             state = jax.eval_shape(
                 lambda key: self.algorithm.init(key, self.env, envs), jax.random.key(0)
             )
@@ -113,15 +113,15 @@ def _read(origin: Origin, envs: int) -> Graph:
             strong(x, s.dtype) for x, (_, s) in zip(jax.tree.leaves(after), state, strict=True)
         ], [x for _, x in found]
 
-    with told_as("tick", envs, where):
+    with reraised_as("tick", envs, where):
         closed = jax.make_jaxpr(tick)(*(s for _, s in state))
     names = [path_name(path) or "state" for path, _ in state]
     return Reader().graph(closed, names, metric_names)
 
 
 @contextmanager
-def told_as(name: str, envs: int, where: str) -> Iterator[None]:
-    """What goes wrong while `name` is traced, as an error that says so and from which line."""
+def reraised_as(name: str, envs: int, where: str) -> Iterator[None]:
+    """Turn errors while `name` is traced into a TraceError with the user's line."""
     try:
         yield
     except ShoalError:
