@@ -148,7 +148,7 @@ def judged(case: Case) -> tuple[str, str]:
     except shoal.ShoalError as error:
         return (REFUSED, str(error)) if str(error).strip() else (CRASHED, "an error without text")
     except Exception as error:
-        return CRASHED, f"planning: {told(error)}"
+        return CRASHED, f"planning: {error_text(error)}"
     if is_asynchronous(plan):
         return PLANNED, ""
     if lag_is_lost(plan, case):
@@ -165,7 +165,7 @@ def compared(plan, case: Case) -> tuple[str, str]:
             return PLANNED, ""
         wanted, metrics = reference(plan, case, start)
     except Exception as error:
-        return CRASHED, f"running: {told(error)}"
+        return CRASHED, f"running: {error_text(error)}"
     off = differences(got | shown, wanted | metrics, case)
     if not off:
         return RIGHT, ""
@@ -179,7 +179,7 @@ def start_of(delay: int, envs: int) -> dict[str, Any]:
     return RandomLoop((), (), (), delay).init(jax.random.key(0), None, envs)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in one line, and where it was raised."""
     cause, seen = error, {error}
     while cause.__cause__ is not None and cause.__cause__ not in seen:

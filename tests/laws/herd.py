@@ -1,6 +1,6 @@
-"""A small world of agents that differ, told what they may do, with a state that nobody sees whole.
+"""A small environment with agents that differ, action masks, and a partially observed state.
 
-Dogs see more than sheep and may do more. Whoever is tired may only rest.
+Dogs observe more than sheep and have more actions. A tired agent may only rest.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A run of a cell of the matrix that goes on until somebody kills it: `killed.py FOLDER CELL`."""
+"""Runs a cell of the matrix until the process is killed: `killed.py FOLDER CELL`."""
 
 import sys
 
@@ -23,7 +23,7 @@ def train(folder, name, cell, ticks, **how):
 
 
 def resume(folder, cell, ticks):
-    """Go on with the run in a folder as a cell says, which may be another than it began with."""
+    """Resume the run in a folder under a cell, which may differ from the one it started with."""
     algorithm, form, backend = cell
     loop, env = loop_of(algorithm)
     how = {"cluster": ONE, "algorithm": loop, "env": env, "backend": backend, "ticks": ticks}

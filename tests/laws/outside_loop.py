@@ -46,8 +46,8 @@ def move(world, push, goal):
 
 
 @shoal.stage
-def grad(params, before, told):
-    return jax.grad(loss)(params, before, told)
+def grad(params, before, rollout):
+    return jax.grad(loss)(params, before, rollout)
 
 
 @shoal.stage
@@ -57,16 +57,16 @@ def apply(params, momentum, slope):
 
 
 @shoal.stage
-def improve(params, before, momentum, told):
+def improve(params, before, momentum, rollout):
     def again(learner, weight):
-        slope = shoal.mean(jax.tree.map(lambda g: weight * g, grad(learner[0], before, told)))
+        slope = shoal.mean(jax.tree.map(lambda g: weight * g, grad(learner[0], before, rollout)))
         return apply(*learner, slope), sum(jnp.sum(jnp.square(g)) for g in slope)
 
     return lax.scan(again, (params, momentum), jnp.array([1.0, 0.5]))
 
 
-def loss(params, before, told):
-    mind, push, worth = told
+def loss(params, before, rollout):
+    mind, push, worth = rollout
     surprise = worth - shoal.mean(jnp.mean(worth)) - mind @ before.judge
     chance = -jnp.square((push - mind @ params.move) / NOISE)
     return jnp.mean(jnp.square(worth - mind @ params.judge) - chance * surprise)
@@ -105,11 +105,11 @@ class Chase:
             return lax.scan(lambda c, _: once(c, seen), creature, length=self.moves)
 
         start = (state.keys, state.minds), state.worlds
-        (creature, worlds), told = lax.scan(between_looks, start, length=self.looks)
-        mind, push, reward = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), told)
+        (creature, worlds), rollout = lax.scan(between_looks, start, length=self.looks)
+        mind, push, reward = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout)
         return (mind, push, jnp.cumsum(reward[::-1], axis=0)[::-1]), worlds, creature
 
-    def learn(self, state, told, worlds, creature):
-        (params, momentum), slopes = improve(state.params, state.before, state.momentum, told)
+    def learn(self, state, rollout, worlds, creature):
+        (params, momentum), slopes = improve(state.params, state.before, state.momentum, rollout)
         after = State(params, state.params, momentum, *creature, worlds, state.goals)
-        return after, {"slopes": slopes, "worth": jnp.mean(told[2], axis=0)}
+        return after, {"slopes": slopes, "worth": jnp.mean(rollout[2], axis=0)}

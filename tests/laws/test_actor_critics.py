@@ -1,4 +1,4 @@
-"""Recurrent PPO, A2C and IMPALA: the fused numbers however cut, bounds where nobody waits."""
+"""Recurrent PPO, A2C and IMPALA: the fused numbers under every cut, or a bounded lag."""
 
 from functools import cache
 
@@ -81,7 +81,7 @@ def test_memory_crosses_between_processes():
         ("a3c", shoal.central(2, max_lag=2), "processes"),
     ],
 )
-def test_who_does_not_wait_stays_within_its_bound(loop, policy, backend):
+def test_an_asynchronous_plan_stays_within_its_bound(loop, policy, backend):
     lags, seen = [], []
 
     def watch(tick, metrics):

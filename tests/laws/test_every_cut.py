@@ -163,7 +163,7 @@ def test_metrics_are_those_of_the_fused_program():
             np.testing.assert_allclose(got[name], x, atol=TOLERANCE)
 
 
-def test_a_run_goes_on_from_a_state_as_if_it_had_not_stopped():
+def test_a_run_resumes_from_a_state_as_if_it_had_not_stopped():
     graph = graph_of("chase")
     half = shoal.run(shoal.plan(graph, shoal.single_learner_coarse(2), ONE), ticks=4)
     whole = shoal.run(shoal.plan(graph, shoal.fused(), ONE), ticks=TICKS - 4, state=half.state)

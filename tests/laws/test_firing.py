@@ -1,4 +1,4 @@
-"""Who may go on: nothing is taken before it is put, nothing overflows, and being stuck is told."""
+"""Flow control: no message is taken before it is put, none overflows, deadlock is reported."""
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +46,7 @@ def test_every_message_is_put_before_it_is_taken_and_none_overflows(meeting):
                 else may_take(gate, counts, end, counts.takes[end], ticks - more)
             )
         ]
-        assert can, "everybody waits"
+        assert can, "deadlock"
         kind, end = random.choice(can)
         (counts.puts if kind == "w" else counts.takes)[end] += 1
         left[kind, end] -= 1
@@ -61,7 +61,7 @@ def test_the_newest_is_taken_but_never_later_than_allowed(bound, tick, versions)
     gate = Gate("c", "w", "r", ((0,),), Latest(bound), 1)
     counts = Counts([versions], [0])
     assert may_take(gate, counts, 0, 0, tick) == (versions - 1 >= max(0, tick - bound))
-    assert may_put(gate, counts, 0), "who tells news never waits"
+    assert may_put(gate, counts, 0), "a writer of the newest value never waits"
 
 
 class Line:
@@ -119,24 +119,24 @@ def nets(draw):
 
 @LAW
 @given(nets())
-def test_stuck_is_said_exactly_when_all_who_have_not_ended_wait(net):
+def test_a_deadlock_is_reported_exactly_when_all_unfinished_replicas_wait(net):
     walkers, lines = net
     team = Scheduler(walkers, lines, None)
-    told = ""
+    message = ""
     try:
         team.turn(Limit(1))
     except RunError as error:
-        told = str(error)
+        message = str(error)
     left = [w for w in walkers if w.moves]
-    assert bool(told) == bool(left)
+    assert bool(message) == bool(left)
     for walker in left:
         name, takes = walker.moves[0]
         stile, end = lines[name].state, walker.replica[1]
         assert not (stile.may_take(end, 0) if takes else stile.may_put(end))
-        assert f"{walker.replica[0]}[{end}] waits for" in told
+        assert f"{walker.replica[0]}[{end}] waits for" in message
 
 
-def test_who_is_stuck_is_told():
+def test_a_deadlock_names_the_blocked_replicas():
     lines = {"c": Line("c", "a", "b", 1, 1), "d": Line("d", "b", "a", 1, 1)}
     walkers = [
         Walker(("a", 0), [("d", True), ("c", False)], lines),

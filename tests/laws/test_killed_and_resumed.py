@@ -1,4 +1,4 @@
-"""After kill -9 at a random moment every algorithm goes on to the bit; or otherwise cut, alike.
+"""After kill -9 at a random moment every algorithm resumes to the bit; under another cut, alike.
 
 `KILL_SEED` (0) draws the moments.
 """
@@ -24,7 +24,7 @@ from unit.test_resume import check_same_run
 SEED = os.environ.get("KILL_SEED", "0")
 STARTED = 400  # seconds until there is a first checkpoint, on a machine with much else to do
 AFTER = 3  # ticks
-# Cuts of each algorithm, and where; what was one program goes on under the first that has no lag.
+# Cuts of each algorithm, and where; a fused run resumes under the first that has no lag.
 CUTS = {
     "a2c": (("single_learner_coarse", "processes"), ("environments", "threads")),
     "ddpg": (("single_learner_coarse, lag=1", "inline"), ("ape_x", "processes")),
@@ -43,7 +43,7 @@ CELLS = [(a, *cut) for a, cuts in CUTS.items() for cut in (("fused", "threads"),
 
 
 def killed(folder, cell, moment):
-    """Let a run go on until so many seconds after its first checkpoint."""
+    """Kill a run `moment` seconds after its first checkpoint."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "laws.killed", folder, *cell]
     driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
@@ -63,30 +63,30 @@ def killed(folder, cell, moment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=", ".join)
-def test_killed_at_a_random_moment_a_run_goes_on_to_the_bit(tmp_path, cell):
+def test_a_run_killed_at_a_random_moment_resumes_to_the_bit(tmp_path, cell):
     moment = random.Random(f"{SEED}{cell}").uniform(0, 1.5)
     run = killed(tmp_path, cell, moment)
-    told = (run / "metrics.jsonl").read_bytes().count(b"\n")
+    written = (run / "metrics.jsonl").read_bytes().count(b"\n")
     saved = ticks_in(run / "checkpoints")[-1]
-    reached = max(told, saved) + AFTER
+    reached = max(written, saved) + AFTER
     if cell[1] == "fused":
         other = shutil.copytree(run, tmp_path / "other")
-        check_goes_on_alike(other, resumed(run, cell, saved + 1), cell[0])
+        check_resumes_alike(other, resumed(run, cell, saved + 1), cell[0])
     resume(run, cell, reached)
     train(tmp_path, "whole", cell, reached, checkpoint_every="end")
     check_same_run(run, tmp_path / "whole")
 
 
 def resumed(run, cell, tick):
-    """The state that a run comes to."""
+    """The state of a run resumed until `tick`."""
     resume(run, cell, tick)
     return read(run / "checkpoints" / str(tick)).snapshot
 
 
-def check_goes_on_alike(run, wanted, algorithm):
-    """What began as one program comes to the same numbers under a cut of another kind.
+def check_resumes_alike(run, wanted, algorithm):
+    """A fused run, resumed under another cut, gives the same numbers.
 
-    One tick on: later a difference of roundings may have changed what somebody chose to do.
+    One tick later: after more, a rounding difference may have changed an action.
     """
     form, backend = next(cut for cut in CUTS[algorithm] if "lag" not in cut[0])
     resume(run, (algorithm, form, backend), wanted.tick)

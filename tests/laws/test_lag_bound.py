@@ -1,4 +1,4 @@
-"""However slow anyone is, nothing is used later than its bound, and nobody waits for ever."""
+"""No value is used with more lag than its bound, and no replica waits for ever."""
 
 import jax.numpy as jnp
 import pytest
@@ -38,7 +38,7 @@ def test_turns_are_used_within_their_bound_in_any_order_of_events(ends, take, bo
             + ([("use", chosen)] if isinstance(chosen, list) else [])
             + ([("publish", None)] if newest < tick else [])
         )
-        assert moves, "everybody waits"
+        assert moves, "deadlock"
         kind, what = random.choice(moves)
         if kind == "begin":
             begun[what, ledger.begun[what]] = newest

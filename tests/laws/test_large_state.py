@@ -67,7 +67,7 @@ class Heap:
 @pytest.mark.parametrize(
     "policy", [shoal.fused(), shoal.single_learner_coarse(1)], ids=["fused", "cut"]
 )
-def test_a_large_state_is_there_once_while_a_run_goes_on(policy, large):
+def test_a_large_state_is_held_once_during_a_run(policy, large):
     plan = shoal.plan(shoal.trace(Heap(), envs=2), policy, ONE)
     whole = 2 * Heap.size * 4
     gc.collect()
@@ -111,7 +111,7 @@ def test_what_is_written_over_is_written_in_place():
     assert room.temp_size_in_bytes < Heap.size
 
 
-def test_a_number_that_is_not_finite_is_told_without_copies_too(large):
+def test_a_number_that_is_not_finite_is_reported_without_copies_too(large):
     class Bad(Heap):
         @shoal.stage
         def look(self, heap):

@@ -1,4 +1,4 @@
-"""Who only looks on sees the newest, changes nothing, and is waited for by nobody."""
+"""Observers see the newest values, change nothing, and no fragment waits for them."""
 
 import threading
 from dataclasses import dataclass, replace
@@ -25,23 +25,23 @@ class State(NamedTuple):
 
 @shoal.stage
 def gaze(looks, params):
-    """What there is to see is a function of the parameters alone."""
+    """A function of the parameters alone."""
     return looks + 1, sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(params))
 
 
-GO_ON = threading.Event()
+RELEASED = threading.Event()
 
 
 @shoal.host(lambda looks, *params: looks, name="gaze")
 def stare(looks, *params):
-    """Looks until it is told to go on."""
-    assert GO_ON.wait(60)
+    """Block until the test releases it."""
+    assert RELEASED.wait(60)
     return looks + 1
 
 
 @dataclass(frozen=True)
 class Looked:
-    """The loop `Chase`, looked at before every tick."""
+    """The loop `Chase`, observed before every tick."""
 
     stares: bool = False
 
@@ -76,7 +76,7 @@ def run(distribution, backend="inline", stares=False):
     def see(tick, metrics):
         seen.append((tick, metrics))
         if tick == TICKS - 1:
-            GO_ON.set()
+            RELEASED.set()
 
     watching = RunCallbacks(see, look=lambda tick, metrics: looked.append((tick, metrics)))
     plan = shoal.plan(graph(stares), distribution, ONE)
@@ -88,14 +88,14 @@ def run(distribution, backend="inline", stares=False):
 
 @cache
 def alone(name, backend):
-    """The loop as it is without being looked at."""
+    """The loop without an observer."""
     plan = shoal.plan(shoal.trace(Chase(), envs=ENVS), POLICIES[name], ONE)
     return shoal.run(plan, backend, ticks=TICKS, state=start_of("chase")).values
 
 
 @cache
 def in_step(name):
-    """What is seen where looking is a stage like any other, by tick."""
+    """The observed values by tick, where observing is a stage in lockstep."""
     return {tick: float(metrics["seen"]) for tick, metrics in run(POLICIES[name])[1]}
 
 
@@ -103,7 +103,7 @@ CELLS = [(name, backend) for name in POLICIES for backend in ("inline", "threads
 
 
 @pytest.mark.parametrize(("name", "backend"), [*CELLS, ("coarse", "processes")])
-def test_looking_on_changes_nothing_and_sees_what_there_is_at_a_tick(name, backend):
+def test_an_observer_changes_nothing_and_sees_the_values_of_a_tick(name, backend):
     result, seen, looked = run(shoal.with_observer(POLICIES[name], "observer", "gaze"), backend)
     for value, wanted in alone(name, backend).items():
         assert difference(result.values[f"chase.{value}"], wanted) == 0, value
@@ -117,15 +117,15 @@ def test_looking_on_changes_nothing_and_sees_what_there_is_at_a_tick(name, backe
     assert int(result.values["looks"]) == len(looked)
 
 
-def test_nobody_waits_for_who_looks_on():
-    GO_ON.clear()
+def test_no_fragment_waits_for_an_observer():
+    RELEASED.clear()
     policy = shoal.with_observer(shoal.single_learner_coarse(2), "observer", "gaze")
     _, seen, looked = run(policy, "threads", stares=True)  # it looks on until the last tick is over
     assert [tick for tick, _ in seen] == list(range(TICKS))
     assert len(looked) <= 2
 
 
-def test_observers_read_news_only_and_nobody_reads_from_them():
+def test_observers_read_only_newer_values_and_no_fragment_reads_from_them():
     coarse = shoal.single_learner_coarse(2)
     plan = shoal.plan(graph(), shoal.with_observer(coarse, "observer", "gaze"), ONE)
     assert plan.observers == plan.asynchronous == {"observer"}
@@ -135,7 +135,7 @@ def test_observers_read_news_only_and_nobody_reads_from_them():
         assert others.observers == others.asynchronous == frozenset()
 
 
-def test_looking_on_can_go_on_from_a_snapshot():
+def test_observers_resume_from_a_snapshot():
     policy = shoal.with_observer(shoal.single_learner_coarse(2), "observer", "gaze")
     plan, kept = shoal.plan(graph(), policy, ONE), []
     due = iter([TICKS // 2])

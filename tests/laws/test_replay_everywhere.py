@@ -58,7 +58,7 @@ def test_replay_in_a_process_of_its_own_gives_the_fused_numbers():
     assert verify_plan(plan, "processes", ticks=TICKS, state=start_of("dqn")).holds
 
 
-def test_with_a_lag_replay_draws_ahead_of_what_the_learner_tells_it():
+def test_with_a_lag_replay_draws_before_it_receives_new_priorities():
     plan = shoal.plan(graph_of("dqn"), shoal.ape_x(2, lag=1), ONE)
     names, state = graph_of("dqn").inputs, start_of("dqn")
     wanted = run_reference(plan, dict(zip(names, jax.tree.leaves(state), strict=True)), TICKS)
@@ -84,13 +84,13 @@ def test_so_many_samples_are_learnt_from_an_insert_once_there_are_enough(name):
     assert all(int(count) == int(state.learner.updates) for count in counts)
 
 
-def test_who_takes_the_first_to_come_is_told_why_that_does_not_fit_replay():
+def test_taking_the_first_to_arrive_is_refused_for_replay():
     with pytest.raises(shoal.ShoalError, match="has a row for every environment") as error:
         shoal.plan(graph_of("dqn"), shoal.impala(2), ONE)
     assert "ape_x" in str(error.value)
 
 
-def test_a_loop_without_replay_is_told_what_is_missing():
+def test_a_loop_without_replay_is_refused_by_ape_x():
     with pytest.raises(
         shoal.ShoalError, match=r"looks for a stage `replay\*`, and the loop has none"
     ):

@@ -97,18 +97,18 @@ def while_small(limit):
         def body(turn):
             return turn[0] + 1, jnp.sin(turn[1]) + turn[1]
 
-        def goes_on(turn):  # in a chain, x may be what never grows
+        def continues(turn):  # in a chain, x may be what never grows
             return (turn[0] < MOST_TURNS) & limit(s, turn)
 
-        return lax.while_loop(goes_on, body, (0, s["x"]))[1]
+        return lax.while_loop(continues, body, (0, s["x"]))[1]
 
     return run
 
 
-def each_until(s, goes_on):
+def each_until(s, continues):
     """Every row of the first time doubled until a condition of its own holds."""
     double = lambda x: 2 * jnp.abs(x) + 1  # noqa: E731
-    return jax.vmap(lambda x: lax.while_loop(lambda x: goes_on(s, x), double, x))(s["x"][0])
+    return jax.vmap(lambda x: lax.while_loop(lambda x: continues(s, x), double, x))(s["x"][0])
 
 
 def rows_of(x):
@@ -301,7 +301,7 @@ UNKNOWN = {
 }
 ALL = APART | MIXED | UNKNOWN
 
-# The second makes as many times as environments, so that shapes alone don't tell them apart.
+# The second makes as many times as environments, so that shapes alone don't distinguish them.
 TIMES = [3, ENVS]
 
 

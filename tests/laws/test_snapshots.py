@@ -1,4 +1,4 @@
-"""A run that goes on from a snapshot is the run that never stopped, to the bit."""
+"""A run that resumes from a snapshot equals the run that never stopped, to the bit."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_from_a_snapshot_the_rest_is_as_it_was(loop, name):
         check_same(got, wanted, tolerance)
 
 
-def test_lags_are_told_as_if_the_run_had_not_stopped():
+def test_lags_are_reported_as_if_the_run_had_not_stopped():
     _, seen, (taken,) = run("chase", "coarse, lag 2", at=1)
     _, more, _ = run("chase", "coarse, lag 2", start=taken)
     lags = [metrics["lag"].tolist() for _, metrics in (*seen[:1], *more)]
@@ -81,7 +81,7 @@ def test_a_lagged_reader_sees_what_was_on_its_way():
 
 
 @pytest.mark.parametrize("name", ["fused", "coarse, lag 2", "served"])
-def test_a_snapshot_goes_on_under_any_plan(name):
+def test_a_snapshot_resumes_under_any_plan(name):
     wanted, *_ = run("chase", "coarse")
     _, _, (taken,) = run("chase", name, at=AT)
     for other in ("fused", "coarse", "served"):
@@ -97,7 +97,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_ends_that_turn_at_their_own_pace_give_what_they_have(backend):
+def test_asynchronous_endpoints_give_their_newest_state(backend):
     taken, plan = [], shoal.plan(graph_of("chase"), shoal.impala(2), ONE)
 
     def keep(snapshot):

@@ -1,4 +1,4 @@
-"""Of an end that is gone, what is whole is used once, and nobody waits for the rest."""
+"""The complete messages of a lost endpoint are used once; no reader waits for the rest."""
 
 from dataclasses import replace
 

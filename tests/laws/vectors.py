@@ -308,7 +308,7 @@ def drawn_in_a_loop(key, x):
     return lax.scan(turn, (key, x), length=2)[0]
 
 
-# Of a key and a vector: the key to go on with, and a vector.
+# Of a key and a vector: the next key, and a vector.
 KEYED = {
     "walked": walked,
     "chosen by chance": chosen_by_chance,

@@ -198,7 +198,7 @@ add_ops(
 )
 add_ops("t", ["trail"], ["whole"], {"latest": lambda r: r[-1], "mean": lambda r: r.mean(0)}, APART)
 
-# Where rounding moves far, so that it is compared with more patience.
+# Where rounding has large effects, so the tolerance is larger.
 COARSE = {
     *("v bfloat16", "v float16", "v float8", "v int8", "v bits", "v bfloat16 of two"),
     *("b as half", "c as half", "c half layer", "c from half", "c rounded"),

@@ -44,7 +44,7 @@ def test_an_algorithm_trains_with_its_defaults_wherever_it_can_act(algorithm, en
             SettingError, match=f"{ALGORITHMS[algorithm].__name__} can't act in {env}"
         ):
             shoal.train(algorithm, env, ticks=TICKS, folder=tmp_path)
-        assert not list(tmp_path.iterdir())  # it was told before anything started
+        assert not list(tmp_path.iterdir())  # it was refused before anything started
         return
     summary = shoal.train(algorithm, env, ticks=TICKS, folder=tmp_path).summary
     assert (summary["status"], summary["ticks"]) == ("done", TICKS)

@@ -1,4 +1,4 @@
-"""The page docs/matrix.md tells the truth, and every cell of it holds."""
+"""The page docs/matrix.md is up to date, and every cell of it holds."""
 
 import pytest
 
@@ -32,12 +32,14 @@ def test_a_page_is_read_as_it_was_written():
     [pytest.param(a, marks=() if a in ("ppo", "dqn", "sac") else pytest.mark.slow) for a in TRIED],
 )
 def test_the_page_says_of_every_cell_whether_it_fits_and_why_not(algorithm):
-    told = read_page(PAGE.read_text(encoding="utf-8"))
-    assert {form for name, form, _ in told if name == algorithm} == set(FORMS), "run `make matrix`"
+    listed = read_page(PAGE.read_text(encoding="utf-8"))
+    assert {form for name, form, _ in listed if name == algorithm} == set(FORMS), (
+        "run `make matrix`"
+    )
     for form in FORMS:
         wanted = expected(algorithm, form)
         for backend in BACKENDS:
-            assert told[algorithm, form, backend] in (wanted, wanted if wanted.why else NOT_RUN)
+            assert listed[algorithm, form, backend] in (wanted, wanted if wanted.why else NOT_RUN)
 
 
 @pytest.mark.slow

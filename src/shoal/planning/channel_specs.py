@@ -28,7 +28,7 @@ class Gate:
     admits: int = 0  # turns that an asynchronous reader may have in flight; 0: it is none
     bound: int | None = None  # the lag in ticks that a turn may be used with
     only_newer: bool = False  # its reader waits for a newer value than it has seen
-    # By writer's endpoint: the endpoints that read from it, and which of the writer's they also read.
+    # By writer's endpoint: the endpoints that read from it, and all that these read from.
     readers: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     beside: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
