@@ -90,7 +90,10 @@ def spoilt_version(sock):
         ),
         (spoilt_version, f"it speaks version {VERSION + 1}, and this is version {VERSION}"),
         (lambda sock: claim_of(sock, ends=(7, 0, 0)), "worker 7 isn't expected here"),
-        (lambda sock: claim_of(sock, ends=(1, 3, 0)), "worker 1 looks for worker 3, and this is 0"),
+        (
+            lambda sock: claim_of(sock, ends=(1, 3, 0)),
+            "worker 1 wants worker 3, but this is worker 0",
+        ),
         (
             lambda sock: claim_of(sock, Credentials(KNOWN.token, b"o" * 32)),
             "another plan's channels",
@@ -210,7 +213,7 @@ class FrameHandler:
     [
         (b"x" * HEAD.size, "what came is no frame"),
         (Frame(DATA, 0, 0, 0, 0, 2**40).pack(1), "a body of 1099511627776 bytes"),
-        (Frame(TAKEN, 9, 9, 9).pack(1), "which nobody sends here"),
+        (Frame(TAKEN, 9, 9, 9).pack(1), "which no worker sends here"),
         (Frame(DATA, 0, 0, 0, 0, 8).pack(1) + b"half", "the other side closed it"),
     ],
     ids=["noise", "too long", "unexpected", "half"],

@@ -43,7 +43,7 @@ def through_proxies(sheets, cuts=(), rejoin=HANG, *, signed=False):
     for links in wired.links:  # who ends would wait for a connection that is yet to be made again
         links.membership = links.membership._replace(rejoin=0.0)
         for one in links.links.values():
-            one.patience = 0.0
+            one.grace_s = 0.0
     for proxy in proxies:
         proxy.close()
     wired.close()

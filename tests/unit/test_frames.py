@@ -126,8 +126,8 @@ def spoilt(frame, at, form, value):
     [
         (b"GET / HTTP/1.1\r\nHost: shoal.example.org\r\nAccept: */*\r\n"[: HEAD.size], "no frame"),
         (spoilt(Frame(DATA, 0, 0, 0, 0, 5), 4, "<B", 9), "a frame of version 9"),
-        (Frame(99, 0, 0, 0).pack(1), "kind 99 0 of end 0 on channel 0, which nobody sends here"),
-        (Frame(DATA, 7, 0, 0, 0, 5).pack(1), "on channel 7, which nobody sends here"),
+        (Frame(99, 0, 0, 0).pack(1), "kind 99 0 of end 0 on channel 0, which no worker sends here"),
+        (Frame(DATA, 7, 0, 0, 0, 5).pack(1), "on channel 7, which no worker sends here"),
         (Frame(DATA, 0, 9, 0, 0, 5).pack(1), "data 0 of end 9"),
         (Frame(DATA, 0, 0, 1, 0, 5).pack(1), "data 1 of end 0 on channel 0, and 0 is due"),
         (Frame(DATA, 0, 0, 0, 0, 6).pack(1), "a body of 6 bytes, which has 5 to 5"),

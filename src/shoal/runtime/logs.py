@@ -1,4 +1,4 @@
-"""Where worker processes' output goes: to whoever listens, line by line, with who said it."""
+"""Routes the output of worker processes to a listener, line by line, with the worker's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Say = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Write a line to this process's own terminal."""
+    """Write a line to the standard error of this process."""
     sys.stderr.write(line + "\n")
 
 
@@ -19,13 +19,13 @@ _say: ContextVar[Say] = ContextVar("say", default=to_stderr)
 
 
 def listener() -> Say:
-    """Who listens now."""
+    """The current listener."""
     return _say.get()
 
 
 @contextmanager
 def listening(say: Say) -> Iterator[None]:
-    """Let `say` hear the lines of workers that start meanwhile."""
+    """Call `say` with each line of workers that start inside this context."""
     before = _say.set(say)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Channels: one way from a fragment to another, for any number of ends on both sides."""
+"""Channels: one-way links between two fragments, with any number of endpoints on each side."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.runtime.channels.flow_control import (
 )
 
 Message = dict[str, Any]
-DEPTH = 32  # turns of an end that a ledger remembers: more than any may have under way
+DEPTH = 32  # turns of an endpoint that a ledger holds: more than may be in flight
 
 
 class Taken(NamedTuple):
-    """A message as its reader keeps it, and the version that each source made it from."""
+    """A message that was taken, and the version that each source computed it from."""
 
     message: Message
     versions: tuple[int, ...]
@@ -35,52 +35,52 @@ Receive = Callable[[Message, list[Turn]], Message]
 
 
 class FlowControl(Protocol):
-    """Decides which ends may move through a channel."""
+    """Decides which endpoints may put to and take from a channel."""
 
     @property
     def sheet(self) -> ChannelSpec:
-        """What the channel is."""
+        """The channel's spec."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Turns that asynchronous writers have begun, and the reader has yet to use."""
+        """The number of asynchronous turns in flight: begun, and not yet used by the reader."""
         ...
 
     def may_put(self, end: int) -> bool:
-        """Whether a writer's end has room for its next message."""
+        """Whether a writer's endpoint has room for its next message."""
         ...
 
     def may_take(self, end: int, tick: int) -> bool:
-        """Whether a reader's end may take its next message."""
+        """Whether a reader's endpoint may take its next message."""
         ...
 
 
 class Channel(Protocol):
-    """One way from a fragment to another; a move is made only after `FlowControl` allows it."""
+    """A one-way link between fragments; call `put` and `take` only when `state` allows it."""
 
     @property
     def state(self) -> FlowControl:
-        """Which ends may move."""
+        """The channel's flow control."""
         ...
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """Hand over what one end of the writer has made."""
+        """Send a message from one endpoint of the writer."""
         ...
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """The next message as one end of the reader sees it.
+        """Take the next message for one endpoint of the reader.
 
-        What `receive` is given may lie in memory that is used again as soon as it returns.
+        The arguments of `receive` may be in memory that is reused as soon as it returns.
         """
         ...
 
 
 class Waker(Protocol):
-    """What a thread sleeps by, and others wake it with."""
+    """Lets one thread sleep until others wake it."""
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when notified, when `ready`, or after `seconds`; raise if all is to stop."""
+        """Return when notified, when `ready`, or after `seconds`; raise if the run stops."""
         ...
 
     def notify(self) -> None:
@@ -89,10 +89,10 @@ class Waker(Protocol):
 
 
 class Silent:
-    """The waker of an end in another process or host, which is woken there."""
+    """The waker of an endpoint in another process or on another host, which is woken there."""
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Never called: the end waits elsewhere."""
+        """Never called: the endpoint waits elsewhere."""
         raise AssertionError
 
     def notify(self) -> None:
@@ -100,10 +100,10 @@ class Silent:
 
 
 class Bundle:
-    """The queues from which one reader takes the same turns, the first to come.
+    """The queues from which one reader takes the same turns, in order of arrival.
 
-    An end that puts notes itself, so that the reader looks at that end alone. Where ends are other
-    processes, `changed` finds those that have put since it was last called.
+    An endpoint that puts is noted, so that the reader checks that endpoint only. If endpoints are
+    in other processes, `changed` returns those that have put since its last call.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -111,18 +111,18 @@ class Bundle:
         self.counts: list[Counts] = []
         self.changed: Callable[[], Iterable[int]] | None = None
         self._noted: deque[int] = deque()
-        self._arrived: dict[Turn, None] = {}  # the first to come first
-        self._looked: list[int] | None = None  # for each end, the turns that were seen whole
+        self._arrived: dict[Turn, None] = {}  # in order of arrival
+        self._looked: list[int] | None = None  # by endpoint, the turns that were seen complete
         self._missing, self._watched = Missing(count=1), (0, 0, 0)
         self._chosen: tuple[int, list[Turn]] = (-1, [])
 
     def note(self, end: int) -> None:
-        """An end has put; until the reader looks for the first time, nothing need be noted."""
+        """Note that an endpoint has put; needless before the reader's first check."""
         if self.changed is None and self._looked is not None:
             self._noted.append(end)
 
     def turns(self, tick: int) -> list[Turn] | None:
-        """The turns that `tick` uses; None while it has to wait for them."""
+        """The turns that `tick` uses; None while the reader has to wait for them."""
         if self._chosen[0] == tick:
             return self._chosen[1]
         ledger = self.counts[0].ledger
@@ -141,7 +141,7 @@ class Bundle:
         return chosen
 
     def _look(self, ledger: Ledger, tick: int) -> None:
-        """Note turns of which all parts have come, of ends that have put since the last time."""
+        """Add the turns that are complete, of endpoints that have put since the last check."""
         if self._looked is None:
             self._looked = [ledger.used[end] for end in range(len(ledger.used))]
             ends = range(len(self._looked))
@@ -164,7 +164,7 @@ class Bundle:
         looked[end] = max(looked[end], whole)
 
     def _still_waits(self, ledger: Ledger) -> bool:
-        """Whether what had to arrive is still to come; if it never will, choose again."""
+        """Whether the missing turns have yet to arrive; False if one never will."""
         if not self._missing.among:
             return len(self._arrived) < self._missing.count
         end, number, version = self._watched
@@ -181,18 +181,18 @@ class Bundle:
 
 @dataclass
 class ChannelState:
-    """A channel's gate and counts: decides which ends may move, and numbers the messages."""
+    """A channel's gate and counts: decides which endpoints may move, and numbers the messages."""
 
     sheet: ChannelSpec
     counts: Counts
     bundle: Bundle | None = None
     fence: Callable[[], None] = lambda: None
     admit: Callable[[int], bool] | None = (
-        None  # asked elsewhere whether an asynchronous end may begin
+        None  # asks another worker if an asynchronous endpoint may begin
     )
     taken: list[int] = field(default_factory=list)
-    readers: list[list[Waker]] = field(default_factory=list)  # to wake, by writer's end
-    writers: list[list[Waker]] = field(default_factory=list)  # to wake, by reader's end
+    readers: list[list[Waker]] = field(default_factory=list)  # to wake, by writer's endpoint
+    writers: list[list[Waker]] = field(default_factory=list)  # to wake, by reader's endpoint
 
     def __post_init__(self) -> None:
         self.taken = [0] * self.sheet.readers
@@ -205,18 +205,18 @@ class ChannelState:
 
     @property
     def in_flight(self) -> int:
-        """Turns that asynchronous writers have begun, and the reader has yet to use."""
+        """The number of asynchronous turns in flight: begun, and not yet used by the reader."""
         ledger = self.counts.ledger
         if self.bundle is None or ledger is None:
             return 0
         return sum(1 for _ in ledger.in_flight())
 
     def may_put(self, end: int) -> bool:
-        """Whether a writer's end has room for its next message."""
+        """Whether a writer's endpoint has room for its next message."""
         return may_put(self.sheet.gate, self.counts, end, self._may_put[end])
 
     def may_take(self, end: int, tick: int) -> bool:
-        """Whether a reader's end may take its next message."""
+        """Whether a reader's endpoint may take its next message."""
         if self.bundle is not None:
             turns = self.bundle.turns(tick)
             return turns is not None and all(self.counts.puts[w] > n for w, n in turns)
@@ -226,43 +226,43 @@ class ChannelState:
         return may_take(self.sheet.gate, self.counts, end, taken, tick, cursor)
 
     def turns(self, end: int, tick: int) -> list[Turn]:
-        """The writers' ends that a reader's next take brings from, and the messages' numbers."""
+        """The source endpoints and message numbers of a reader's next take."""
         if self.bundle is not None:
             return self.bundle.turns(tick) or []
         number = self.begin(end) if self._is_news else self.taken[end]
         return [(w, number) for w in self.sheet.gate.sources[end]]
 
     def begin(self, end: int) -> int:
-        """The newest version, noted in the ledger if the reader is asynchronous."""
+        """The newest version, recorded in the ledger if the reader is asynchronous."""
         version, ledger = self.newest(end), self.counts.ledger
         if self.sheet.gate.admits and ledger is not None:
             ledger.begin(end, version)
             self.fence()
-            # Had the writer gone on before it could see this, the newest is another by now.
+            # If the writer has put before it could see this, the newest version has changed.
             while (newest := self.newest(end)) != version:
                 version = newest
                 ledger.amend(end, version)
         return version
 
     def again(self, end: int) -> list[Turn]:
-        """As `turns`, for a reader that found the newest written over while it looked."""
+        """As `turns`, for a reader whose newest message was overwritten while it read."""
         newest, ledger = self.newest(end), self.counts.ledger
         if self.sheet.gate.admits and ledger is not None:
             ledger.amend(end, newest)
         return [(w, newest) for w in self.sheet.gate.sources[end]]
 
     def subscribe(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
-        """Wake these, given by end, when there is something for them."""
+        """Register the wakers of both sides, given by endpoint."""
         gate, count = self.sheet.gate, self.sheet.writers
         self.readers = [_each(readers[r] for r in gate.readers.get(w, ())) for w in range(count)]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
-        if self._is_news:  # a writer that is ahead waits for those beside it
+        if self._is_news:  # a writer that is ahead waits for the reader's other sources
             for w, woken in enumerate(self.readers):
                 beside = _each(writers[b] for b in gate.beside.get(w, ()) if b != w)
                 woken += [waker for waker in beside if waker not in woken]
 
     def did_put(self, end: int) -> None:
-        """A writer's end has put its next message."""
+        """Count a message that a writer's endpoint has put, and wake its readers."""
         self.counts.puts[end] += 1
         if self.bundle is not None:
             self.bundle.note(end)
@@ -272,32 +272,32 @@ class ChannelState:
             waker.notify()
 
     def let_go(self, end: int, turns: list[Turn]) -> None:
-        """A reader's end is done with messages: their room may be used again."""
+        """Release the messages that a reader's endpoint has taken: their slots may be reused."""
         self.taken[end] += 1
         counts, capacity = self.counts, self.sheet.gate.capacity
-        # Only a writer that found no room waits for it; others would be woken for nothing.
+        # Only a writer that found no room waits: don't wake the others.
         waits = any(counts.puts[w] - n >= capacity for w, n in turns)
         if self.bundle is not None:
             for w, n in turns:
                 counts.takes[w] = n + 1
-            waits = True  # turns that were used also let others begin
+            waits = True  # used turns also let others begin
         else:
-            counts.takes[end] = turns[0][1] + 1  # by its first source; all have one number
+            counts.takes[end] = turns[0][1] + 1  # of its first source; all have the same number
         if waits and self.writers:
             for waker in self.writers[end]:
                 waker.notify()
 
     def newest(self, end: int) -> int:
-        """The number of the newest message that a reader's end has of all its sources."""
+        """The number of the newest message that all sources of a reader's endpoint have put."""
         return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
 
 
 def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> int:
-    """Take back what ends that are gone had begun and not completed; returns how many turns.
+    """Roll back the incomplete turns of lost endpoints; returns the number of turns.
 
-    They are those of one number of fragments in lockstep. No reader has looked at it: one that
-    takes the first to come looks only at turns that are whole. What is whole stays where it is,
-    and is taken once. What was on its way between these ends is forgotten.
+    The endpoints have the same index in `fragments`, which run in lockstep. No reader has used an
+    incomplete turn. Complete turns stay, and are taken once. Messages in flight between these
+    endpoints are dropped.
     """
     gates = [(state.sheet.gate, state.counts) for state in channels]
     for gate, counts in gates:
@@ -321,7 +321,7 @@ def _each(wakers: Iterable[Waker]) -> list[Waker]:
 
 
 def make_bundles(sheets: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:
-    """For each queue whose reader takes the first to come, what it is bundled with."""
+    """The bundle of each queue whose reader takes turns in order of arrival."""
     some = {name: sheet for name, sheet in sheets.items() if takes_some(sheet.gate.flow)}
     bundles = {sheet.gate.reader: Bundle(sheet.gate) for sheet in some.values()}
     return {name: bundles[sheet.gate.reader] for name, sheet in some.items()}

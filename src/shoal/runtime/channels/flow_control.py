@@ -1,8 +1,8 @@
-"""When a replica may go on: pure decisions that all backends share.
+"""Flow control: pure functions that decide when a replica may continue, shared by all backends.
 
-A replica runs until it reaches a move (a take or a put) and asks for it. Whether the move may
-happen depends on the channel's gate and counts alone, so that whoever sees the counts, a thread or
-a process, decides alike. Backends carry this out; they decide nothing.
+A replica runs until it reaches a move (a take or a put). Whether the move is allowed depends only
+on the channel's gate and counts, so every thread or process that reads the counts decides alike.
+Backends carry the decisions out and make none of their own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shoal.planning.channel_specs import Gate
 from shoal.planning.plan import Replica
 from shoal.planning.policy import Latest, Queue, takes_some
 
-Turn = tuple[int, int]  # an asynchronous replica's end, and which of its turns
-NEVER = 2**62  # the version of what depends on nothing that can be late
-AHEAD = 3  # messages of news that an end may be ahead of others which the same reader reads
+Turn = tuple[int, int]  # the endpoint of an asynchronous replica, and the turn's index
+NEVER = 2**62  # the version of a value that depends on nothing with a lag
+AHEAD = 3  # latest values that an endpoint may be ahead of the reader's other sources
 
 
 class Words(Protocol):
-    """Counts by number: a list, or a view of memory that processes share."""
+    """Counts by index: a list, or a view of shared memory."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
@@ -30,61 +30,61 @@ class Words(Protocol):
 
 @dataclass(slots=True)
 class Ledger:
-    """What asynchronous replicas have begun, from which version, and how much of it was used."""
+    """The turns of asynchronous replicas: begun, used, and the versions they began from."""
 
     begun: Words
     used: Words
-    settled: Words  # used before the newest version was made
-    versions: Words  # of each end's newest `depth` turns, in a ring
+    settled: Words  # used before the newest version was put
+    versions: Words  # of each endpoint's newest `depth` turns, in a ring
     depth: int
 
     def begin(self, end: int, version: int) -> None:
-        """Note a turn that an end begins from `version`."""
+        """Record a turn that an endpoint begins from `version`."""
         self.versions[end * self.depth + self.begun[end] % self.depth] = version
         self.begun[end] += 1
 
     def settle(self) -> None:
-        """A new version is there: turns used so far made room for turns begun from it."""
+        """Admit new turns for those used so far, as a new version was put."""
         for end in range(len(self.used)):
             self.settled[end] = self.used[end]
 
     def amend(self, end: int, version: int) -> None:
-        """The turn begun last is made from a newer version."""
+        """Set the version of the turn begun last to a newer one."""
         self.versions[end * self.depth + (self.begun[end] - 1) % self.depth] = version
 
     def in_flight(self) -> Iterator[tuple[Turn, int]]:
-        """Turns that are begun and not used, with their versions."""
+        """The turns that have begun and aren't used, with their versions."""
         for end in range(len(self.used)):
             for number in range(self.used[end], self.begun[end]):
                 yield (end, number), self.version(end, number)
 
     def version(self, end: int, number: int) -> int:
-        """The version that a turn in flight is made from."""
+        """The version that a turn in flight began from."""
         return self.versions[end * self.depth + number % self.depth]
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has moved through a channel so far; may lie in memory shared by processes."""
+    """The messages put to and taken from a channel so far; may be in shared memory."""
 
-    puts: Words  # by writer's end
-    takes: Words  # let go, by reader's end; where some are taken, by writer's end
+    puts: Words  # by writer's endpoint
+    takes: Words  # by reader's endpoint; by writer's for a queue that takes some
     ledger: Ledger | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What has to arrive before it is worth choosing again: one of these, or so many of any."""
+    """The turns that have to arrive before choosing again: one of `among`, or `count` of any."""
 
     among: frozenset[Turn] = frozenset()
     count: int = 1
 
 
 class Cursor:
-    """Where a check of many counts got to: counts only grow, so what has passed isn't read again.
+    """The progress of a check of many counts, which only grow: those that passed aren't read again.
 
-    Between two messages every count is read once, and one more at each check: a message costs as
-    many reads with a thousand sources as with one.
+    Between two messages every count is read once, and one more at each check: the cost per source
+    and message is constant for any number of sources.
     """
 
     __slots__ = ("_index", "_least")
@@ -93,7 +93,7 @@ class Cursor:
         self._least, self._index = -1, 0
 
     def passes(self, counts: Words, ends: Sequence[int], least: int) -> bool:
-        """Whether the counts of all these ends are at least `least`."""
+        """Whether the counts of all these endpoints are at least `least`."""
         index = self._index if least == self._least else 0
         while index < len(ends) and counts[ends[index]] >= least:
             index += 1
@@ -102,10 +102,10 @@ class Cursor:
 
 
 def may_put(gate: Gate, counts: Counts, end: int, cursor: Cursor | None = None) -> bool:
-    """Whether a writer's end has room for its next message."""
+    """Whether a writer's endpoint has room for its next message."""
     cursor = cursor or Cursor()
     if isinstance(gate.flow, Latest):
-        # A reader sees one version of all its sources, so none may write over what others lack.
+        # A reader takes one version from all sources, so none may overwrite one that others lack.
         return cursor.passes(counts.puts, gate.beside.get(end, ()), counts.puts[end] - AHEAD + 1)
     room = counts.puts[end] - gate.capacity + 1
     if takes_some(gate.flow):
@@ -116,7 +116,7 @@ def may_put(gate: Gate, counts: Counts, end: int, cursor: Cursor | None = None) 
 def may_take(
     gate: Gate, counts: Counts, end: int, taken: int, tick: int, cursor: Cursor | None = None
 ) -> bool:
-    """Whether a reader's end, which has taken `taken` messages, may take its next at `tick`."""
+    """Whether a reader's endpoint that has taken `taken` messages may take the next at `tick`."""
     flow = gate.flow
     needed = taken
     if isinstance(flow, Latest):
@@ -134,11 +134,10 @@ def may_take(
 def choose(
     gate: Gate, ledger: Ledger, tick: int, arrived: Collection[Turn]
 ) -> list[Turn] | Missing:
-    """The turns that a reader which takes the first to come uses at `tick`, or what it waits for.
+    """The turns that a reader uses at `tick`, or the turns it waits for.
 
-    `arrived` has the turns that have come and weren't used yet, the first to come first. Turns
-    that could not be used within their bound if they waited go first, so the reader waits for
-    them if it must.
+    `arrived` has the turns that have arrived and aren't used yet, in order of arrival. Turns that
+    would otherwise exceed their lag bound come first; the reader waits for them if necessary.
     """
     assert isinstance(gate.flow, Queue)
     assert isinstance(gate.flow.take, int)
@@ -168,7 +167,7 @@ def choose(
 
 
 def waits(wants: Iterable[tuple[Replica, Gate, bool]]) -> Iterator[str]:
-    """Which end waits for which fragment, a line each."""
+    """The fragment that each endpoint waits for, a line each."""
     for (fragment, end), gate, takes in wants:
         other = gate.writer if takes else gate.reader
         yield f"{fragment}[{end}] waits for {other} on {gate.name}"

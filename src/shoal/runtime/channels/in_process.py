@@ -1,4 +1,4 @@
-"""Channels inside a process: messages go by reference, gathered or scattered on arrival."""
+"""Channels inside a process: messages are passed by reference, gathered or scattered in `take`."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from shoal.runtime.channels.channel import (
 )
 from shoal.runtime.channels.flow_control import Counts, Ledger, Turn
 
-KEPT = 4  # newest messages that a reader of the newest may still be reading
+KEPT = 4  # newest messages, which a `Latest` reader may still be reading
 
 
 class Placement(Protocol):
-    """Where a reader's values lie: over which devices, and how a value is sharded over them."""
+    """The devices of a reader, and the sharding of its values."""
 
     @property
     def mesh(self) -> Any:
-        """The devices, or None where there is one."""
+        """The device mesh, or None if there is one device."""
         ...
 
     def sharding(self, name: str, end: int, /) -> Any:
-        """How the value `name` is laid over the devices for the reader's end."""
+        """The sharding of the value `name` for the reader's endpoint."""
         ...
 
 
 class InProcessChannel:
-    """Messages kept until every reader's end that takes from the writer's end has had them."""
+    """A channel that keeps messages until all of their readers' endpoints have taken them."""
 
     def __init__(
         self, sheet: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
@@ -52,11 +52,13 @@ class InProcessChannel:
         counts = Counts([0] * sheet.writers, [0] * max(sheet.readers, sheet.writers))
         self.state = ChannelState(sheet, counts, bundle)
         self._kept: dict[Turn, tuple[Message, int]] = {}
-        self._left: dict[Turn, int] = {}  # how many readers' ends have yet to take it
+        self._left: dict[
+            Turn, int
+        ] = {}  # the number of readers' endpoints that have yet to take it
         self._lock = threading.Lock()
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """Keep a message for its readers."""
+        """Store a message for its readers."""
         puts = self.state.counts.puts
         if readers := self._sheet.gate.readers.get(end):
             if not self._is_news:
@@ -68,10 +70,10 @@ class InProcessChannel:
         self.state.did_put(end)
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """Hand over the next message, in the reader's rows and on its device."""
+        """Take the next message, with the reader's rows and on its device."""
         turns = self.state.turns(end, tick)
         while not all(turn in (kept := dict(self._kept)) for turn in turns):
-            turns = self.state.again(end)  # newer came while we looked: only news is dropped
+            turns = self.state.again(end)  # a newer one arrived meanwhile: only `Latest` drops any
         sent = {turn: kept[turn] for turn in turns}
         self.state.let_go(end, turns)
         self._forget(turns)
@@ -93,7 +95,7 @@ class InProcessChannel:
             return moved[0][1]
         if self._reader is None:
             return {c.name: self._part(c.name, end, moved, np) for c in self._sheet.cells}
-        # Whose turns they are may change, how they are put together doesn't.
+        # The sources of the turns may change; how they are joined doesn't.
         order = [w for w, _ in moved]
         key = tuple(order) if self.state.bundle is None else ()
         joined = self._join[end](key, [m for _, m in moved])
@@ -104,7 +106,7 @@ class InProcessChannel:
         return self._sheet.readers == 1 and self._sheet.writers == 1
 
     def _moved(self, message: Message, end: int) -> Message:
-        """A message on the reader's device; on its first one if it is yet to be put together."""
+        """A message on the reader's device; on its first device if it has yet to be joined."""
         if self._reader is None:
             return {k: np.asarray(x) for k, x in message.items()}
         mesh = self._reader.mesh
@@ -138,7 +140,7 @@ class InProcessChannel:
 
     @cached_property
     def _join(self) -> list[Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]]:
-        """For each reader's end, how its message is put together."""
+        """For each reader's endpoint, the function that joins its message."""
         names = [c.name for c in self._sheet.cells]
 
         def join(end: int) -> Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]:
@@ -163,7 +165,7 @@ def _is_there(x: Any, where: Any) -> bool:
 def make_channels(
     sheets: Mapping[str, ChannelSpec], readers: Mapping[str, Placement | None]
 ) -> dict[str, InProcessChannel]:
-    """All channels of a plan inside this process; `readers` says on which devices fragments are."""
+    """Make all channels of a plan inside this process; `readers` has each fragment's placement."""
     bundles = make_bundles(sheets)
     channels = {
         name: InProcessChannel(s, readers[s.gate.reader], bundles.get(name))

@@ -1,7 +1,7 @@
-"""Memory that processes share without a name: it is gone when the last of them is.
+"""Anonymous shared memory: the kernel frees it when the last process that maps it exits.
 
-The kernel frees it even if every process is killed at once, so nothing has to be cleaned up; and
-no other process can open it, since it is reached only by inheriting it.
+That holds even if all processes are killed at once, so nothing has to be cleaned up. No other
+process can open it, since its file descriptor is only inherited.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import ml_dtypes  # noqa: F401  by it NumPy knows bfloat16, float8, int4
+import ml_dtypes  # noqa: F401  registers bfloat16, float8 and int4 with NumPy
 import numpy as np
 
-HUGE = 8 << 20  # bytes of memory of one process that are worth large pages
-LINE = 64  # bytes of a cache line; counts that different processes write never share one
+HUGE = 8 << 20  # bytes of private memory from which huge pages are used
+LINE = 64  # bytes of a cache line; counts written by different processes never share one
 _FUTEX, _MEMBARRIER = {
     "x86_64": (202, 324),
     "aarch64": (98, 283),
 }.get(platform.machine() if sys.platform == "linux" else "", (0, 0))
-# Whether writes are seen in the order they were made; elsewhere counting needs a fence before it.
+# Whether stores become visible in order; elsewhere a count needs a fence before it.
 ORDERED = platform.machine() in ("x86_64", "AMD64")
 _WAIT, _WAKE = 0, 1
-_REGISTER, _BARRIER = 1 << 2, 1 << 1  # for all processes that registered
+_REGISTER, _BARRIER = 1 << 2, 1 << 1  # flags of sys_membarrier, global expedited
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
 class Room:
-    """Where things lie in memory that is yet to be made: each gets the next free bytes."""
+    """Allocates offsets in memory that is made later: each gets the next free bytes."""
 
     def __init__(self) -> None:
         self.size = 0
 
     def take(self, nbytes: int) -> int:
-        """The place of so many bytes, at the start of a cache line."""
+        """Allocate `nbytes` at the start of a cache line; returns their offset."""
         first = self.size
         self.size = -(-(first + nbytes) // LINE) * LINE
         return first
 
 
 class Memory:
-    """One piece of shared memory, open in this process."""
+    """A block of memory, mapped in this process: shared, or private."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
@@ -57,14 +57,14 @@ class Memory:
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED if self.is_shared else mmap.MAP_PRIVATE)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if self.is_shared:
-            weakref.finalize(self, os.close, fd)  # an open file would keep the memory
+            weakref.finalize(self, os.close, fd)  # an open file descriptor would keep the memory
         elif size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without
+            with suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
 
     @staticmethod
     def make(size: int) -> Memory:
-        """New memory, all zero; children inherit its file descriptor."""
+        """New shared memory, filled with zeros; child processes inherit its file descriptor."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("shoal", 0)
         else:
@@ -75,44 +75,44 @@ class Memory:
 
     @staticmethod
     def own(size: int) -> Memory:
-        """New memory, all zero, of this process alone; in large pages if it is large."""
+        """New private memory, filled with zeros; in huge pages if it is large."""
         return Memory(-1, max(size, LINE))
 
     def words(self, first: int, count: int) -> memoryview:
-        """64-bit counts, each in a cache line of its own."""
+        """64-bit counts, each in its own cache line."""
         whole = memoryview(self._map)[first : first + count * LINE].cast("q")
         return whole[:: LINE // 8]
 
     def packed(self, first: int, count: int) -> memoryview:
-        """64-bit counts side by side."""
+        """64-bit counts without padding."""
         return memoryview(self._map)[first : first + count * 8].cast("q")
 
     def array(self, first: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array that lies in this memory."""
+        """An array in this memory, at offset `first`."""
         return np.ndarray(shape, dtype, buffer=self._map, offset=first)
 
     def address(self, first: int) -> int:
-        """Where a byte lies in this process."""
+        """The address of an offset in this process."""
         return self._base + first
 
 
 def fence() -> None:
-    """Let all processes see what this one wrote before it reads on, and this one what they wrote.
+    """Order this process's writes before its later reads, and those of all registered processes.
 
-    The costly side of an asymmetric fence: a thread that sleeps pays, one that wakes it need not.
+    The expensive side of an asymmetric fence: a thread pays before it sleeps, its waker doesn't.
     """
     if _MEMBARRIER:
         _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_BARRIER), 0, 0)
 
 
 def join_fences() -> None:
-    """Take part in others' fences; each process calls it once."""
+    """Register for the fences of other processes; each process calls it once."""
     if _MEMBARRIER:
         _libc.syscall(ctypes.c_long(_MEMBARRIER), ctypes.c_long(_REGISTER), 0, 0)
 
 
 class FutexWaker:
-    """Wakes a process that waits: it watches for a while, then sleeps until notified."""
+    """Wakes a waiting process, which spins for a while and then sleeps on a futex."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class FutexWaker:
         self._spin, self._check = spin, check
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when notified, when `ready`, or after `seconds`; raise if all is to stop."""
+        """Return when notified, when `ready`, or after `seconds`; raise if the run stops."""
         until = time.perf_counter() + min(self._spin, seconds)
         while True:
             if ready():
                 return
             if time.perf_counter() >= until:
                 break
-            os.sched_yield()  # to the process that we wait for, should it want this core
+            os.sched_yield()  # to the awaited process, if it needs this core
         self._check()
         if seconds > 0:
             self._word[0] = 1
@@ -148,13 +148,13 @@ class FutexWaker:
         if not _FUTEX:
             time.sleep(min(seconds, 1e-4))
             return
-        # A wake-up can't be lost, but a process can be: look around now and then.
+        # A wake-up can't be lost, but a process can die: check periodically.
         seconds = min(seconds, 0.1)
         limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
         _libc.syscall(ctypes.c_long(_FUTEX), self._address, _WAIT, 1, limit, None, 0)
 
     def notify(self) -> None:
-        """Wake the process that waits."""
+        """Wake the waiting process."""
         if self._word[0]:
             self._word[0] = 0
             if _FUTEX:

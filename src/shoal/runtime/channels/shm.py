@@ -1,4 +1,4 @@
-"""Channels in shared memory: rings of slots that writers fill and readers look at in place."""
+"""Channels in shared memory: rings of slots that writers fill and readers read in place."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from shoal.runtime.channels.channel import (
 from shoal.runtime.channels.flow_control import AHEAD, Counts, Ledger, Turn
 from shoal.runtime.channels.shared_memory import LINE, ORDERED, Memory, Room, fence
 
-Target = tuple[np.ndarray, str, bool, Any]  # an array, of which value, if it is a key, which rows
-NEWEST = AHEAD + 1  # slots where only the newest is read: writers never wait, readers look again
+Target = tuple[
+    np.ndarray, str, bool, Any
+]  # an array, its value's name, whether that is a key, its rows
+NEWEST = AHEAD + 1  # slots for `Latest`: writers never wait, readers retry
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Where a channel's counts and slots lie in shared memory."""
+    """The offsets of a channel's counts and slots in shared memory."""
 
     sheet: ChannelSpec
     puts: int
     takes: int
     versions: int
     numbers: int
-    slots: tuple[tuple[int, ...], ...]  # for each slot, where each of its arrays begins
+    slots: tuple[tuple[int, ...], ...]  # for each slot, the offset of each array
 
     @staticmethod
     def plan(sheet: ChannelSpec, room: Room) -> Ring:
-        """Take as much room as the channel needs."""
+        """Allocate the channel's memory in `room`."""
         slots = slots_of(sheet)
         ends = max(sheet.readers, sheet.writers)
         puts, takes = room.take(sheet.writers * LINE), room.take(ends * LINE)
@@ -52,15 +54,15 @@ class Ring:
 
 
 def slots_of(sheet: ChannelSpec) -> int:
-    """How many messages of one end a channel holds."""
+    """The number of messages per endpoint that a channel holds."""
     return NEWEST if isinstance(sheet.gate.flow, Latest) else sheet.gate.capacity
 
 
 def arrays(sheet: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
-    """The arrays of a slot: a value, a shape, and the end that has it.
+    """The arrays of a slot: spec, shape and owning endpoint of each.
 
-    Rows lie by reader, so that a reader finds its own in one piece; what all readers share, and
-    what is taken as it comes, lies by writer.
+    Rows are stored by reader, so that a reader's rows are contiguous. Values that all readers
+    share, and values of queues that take some, are stored by writer.
     """
     found = []
     for cell in sheet.cells:
@@ -76,7 +78,7 @@ def arrays(sheet: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
 
 
 class ShmChannel:
-    """A channel between processes of one host."""
+    """A channel between processes on one host."""
 
     def __init__(
         self, memory: Memory, ring: Ring, bundle: Bundle | None = None, ledger: Ledger | None = None
@@ -97,7 +99,7 @@ class ShmChannel:
         self._looking: dict[int, list[Message]] = {}
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """Fill the next slot in place."""
+        """Write a message to the next slot."""
         number = self.state.counts.puts[end]
         slot = number % self._slots
         if end not in self._filling:
@@ -112,12 +114,12 @@ class ShmChannel:
         self.end_landing(end, number, version)
 
     def begin_landing(self, end: int, number: int) -> None:
-        """A message's slot is about to be filled: a reader of it looks again."""
+        """Mark a message's slot as being written: its readers retry."""
         if self._is_newest:
             self._numbers[self._mark((end, number))] = -1
 
     def end_landing(self, end: int, number: int, version: int) -> None:
-        """A message lies whole in its slot: let readers see it."""
+        """Publish a message whose slot is complete."""
         mark = self._mark((end, number))
         self._versions[mark] = version
         self._numbers[mark] = number
@@ -127,11 +129,11 @@ class ShmChannel:
 
     @property
     def slots(self) -> int:
-        """How many messages of one end it holds."""
+        """The number of messages per endpoint that it holds."""
         return self._slots
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """The next message, looked at where it lies; its slot is free again on return."""
+        """Take the next message, read in place; its slot is free again on return."""
         if self._is_newest:
             return self._newest(end, tick, receive)
         turns = self.state.turns(end, tick)
@@ -144,7 +146,7 @@ class ShmChannel:
         return Taken(message, versions)
 
     def _newest(self, end: int, tick: int, receive: Receive) -> Taken:
-        """The newest message; if it was written over meanwhile, a copy of what is newest then."""
+        """The newest message; if it was overwritten meanwhile, a copy of the next newest."""
         turns = self.state.turns(end, tick)
         if not ORDERED:
             fence()
@@ -159,7 +161,7 @@ class ShmChannel:
         return Taken(message, versions)
 
     def _untouched(self, turns: list[Turn]) -> tuple[int, ...] | None:
-        """The versions of messages, or None if one of them was written over by now."""
+        """The versions of messages, or None if one of them was overwritten."""
         marks = [self._mark(turn) for turn in turns]
         versions = tuple(self._versions[mark] for mark in marks)
         whole = all(self._numbers[m] == n for m, (_, n) in zip(marks, turns, strict=True))
@@ -176,7 +178,7 @@ class ShmChannel:
         return self._looking[end][turns[0][1] % self._slots]
 
     def _gathered(self, turns: list[Turn]) -> Message:
-        """Rows of the writers that came first, one after another."""
+        """The rows of these turns' writers, concatenated."""
         found: Message = {}
         for cell in self._sheet.cells:
             lie = [self._arrays[n % self._slots] for _, n in turns]
@@ -192,7 +194,7 @@ class ShmChannel:
 
     @cached_property
     def _arrays(self) -> list[dict[tuple[str, int], np.ndarray]]:
-        """Every array of every slot, by value and owner."""
+        """All arrays of all slots, by value and owner."""
         return [
             {
                 (cell.name, owner): self._memory.array(first, shape, cell.dtype)
@@ -202,7 +204,7 @@ class ShmChannel:
         ]
 
     def rooms(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
-        """Where an end's values go for these readers: an array, and which rows, None for all."""
+        """The arrays that an endpoint writes for these readers, with their rows (None: all)."""
         found: list[Target] = []
         for cell in self._sheet.cells:
             lie = self._arrays[slot]
@@ -240,7 +242,7 @@ class ShmChannel:
 
 
 def key_data(x: Any) -> np.ndarray:
-    """A key's words; needs JAX only where there is a key."""
+    """The key data of a PRNG key; imports JAX only when called."""
     from jax.random import key_data
 
     return np.asarray(key_data(x))
@@ -248,7 +250,7 @@ def key_data(x: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rings:
-    """All channels of a plan in shared memory, and the ledger of asynchronous ends."""
+    """The rings of all channels in shared memory, and the ledger of asynchronous endpoints."""
 
     rings: Mapping[str, Ring]
     ledger: int
@@ -256,14 +258,14 @@ class Rings:
 
     @staticmethod
     def plan(sheets: Mapping[str, ChannelSpec], room: Room) -> Rings:
-        """Take as much room as all channels need."""
+        """Allocate the memory of all channels in `room`."""
         free = [s.writers for s in sheets.values() if takes_some(s.gate.flow)]
         ends = max(free, default=0)
         ledger = room.take(ends * (3 * LINE + DEPTH * 8))
         return Rings({name: Ring.plan(s, room) for name, s in sheets.items()}, ledger, ends)
 
     def open(self, memory: Memory) -> dict[str, ShmChannel]:
-        """The channels, in this process."""
+        """Open the channels in this process."""
         ends, first = self.ends, self.ledger
         ledger = None
         if ends:
@@ -282,13 +284,13 @@ class Rings:
 
 
 class _Changes:
-    """Finds the ends that have put since the last call, by one comparison of all their counts."""
+    """Finds the endpoints that have put since the last call, by comparing all their counts."""
 
     def __init__(self, places: Sequence[tuple[int, int]], memory: Memory) -> None:
         step = LINE // 8
         self._counts = [memory.array(at, (n, step), np.int64)[:, 0] for at, n in places]
         self._seen = [np.zeros(n, np.int64) for _, n in places]
-        self._first = 0  # the end that is named first; another one each time
+        self._first = 0  # the endpoint that is returned first; rotates with each call
 
     def __call__(self) -> list[int]:
         found: set[int] = set()

@@ -118,7 +118,7 @@ class ProcessRun:
     def _raise(self, failure: ShoalError) -> Never:
         """End with a failure that carries the newest state from which no tick is left out."""
         self._hosts.end(STOP_GRACE_S)
-        good = self._kept.good(self._collector.told)
+        good = self._kept.good(self._collector.next_tick)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
             setattr(failure, name, x)
         raise failure

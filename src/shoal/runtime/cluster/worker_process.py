@@ -320,7 +320,7 @@ class WorkerSetup:
                     worker.prime(line)
         for worker in workers:
             if worker.replica in self._at:
-                worker.go_on(self._at[worker.replica], self._snapped)
+                worker.start_at(self._at[worker.replica], self._snapped)
         bell = self._bell(number)
         serve = self._config.serve.get(fragment)
         many = executor.run_many if serve else None

@@ -27,8 +27,8 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
     if not plan.is_copied:
         return NotFiniteError(
             f"`{bad[0]}` is NaN at tick {tick}",
-            "Lower the learning rate or clip gradients; which stage made it can't be told, since "
-            "what is carried is too large for copies to be kept of it.",
+            "Lower the learning rate or clip gradients; which stage made it is unknown, since "
+            "the carried state is too large to keep copies of it.",
             "",
             tick,
         )
@@ -68,7 +68,7 @@ def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
     error = NotFiniteError(
         f"`{bad[0]}` is NaN at tick {tick}",
         f"The state before tick {good.tick} is kept. Lower the learning rate or clip gradients; "
-        "which stage made it can be told only where a run can be repeated.",
+        "the stage that made it can be found only if a run can be repeated.",
         "",
         good.tick,
     )

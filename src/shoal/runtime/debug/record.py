@@ -253,12 +253,14 @@ def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
     if set(values) != set(plan.graph.inputs):
         raise _unreadable(path, "it doesn't hold the state that the run started from")
     program = write_program(plan, about["reader"])
-    crew = make_executor(plan, program)
+    executor = make_executor(plan, program)
     collector = Collector(plan, [program])
     channels = _channels(plan, rows)
     ends = range(plan.ends(program.fragment))
-    workers = [ReplicaRunner(crew, end, Snapshot(0, values), channels, collector) for end in ends]
-    many = crew.run_many if isinstance(crew, CompiledExecutor) else None
+    workers = [
+        ReplicaRunner(executor, end, Snapshot(0, values), channels, collector) for end in ends
+    ]
+    many = executor.run_many if isinstance(executor, CompiledExecutor) else None
     for tick in range(about["ticks"]):
         Scheduler(workers, channels, None, None, many).turn(Limit(tick + 1))
         yield from collector.ready()

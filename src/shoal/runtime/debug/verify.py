@@ -89,7 +89,7 @@ def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> V
     start = graph.origin.start(0, graph.envs) if state is None else state
     got = _course(plan, backend, ticks, start)
     named = dict(zip(graph.inputs, jax.tree.leaves(start), strict=True))
-    # The reference calls a host stage where it stands, whoever else would.
+    # The reference calls a host stage in place, not in the fragment that has it.
     if any(lag_of(c.flow) for c in plan.channels) or any(s.host for s in graph.stages):
         wanted = Course(*reference_course(plan, named, ticks))
     else:

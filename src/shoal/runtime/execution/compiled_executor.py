@@ -1,4 +1,4 @@
-"""How endpoints of a compiled fragment run: their segments, devices, and batches to serve."""
+"""Runs the endpoints of a compiled fragment: on their devices, or in batches if served."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.replica_runner import Runs
 
 ALIGNED = 64  # bytes
-SHARED = 8  # messages to a server's endpoints that are remembered
+SHARED = 8  # messages to a server's endpoints that are cached on the device
 
 
 class Segments(Protocol):
-    """A fragment's segments as functions of arrays; keys come and go as their data."""
+    """A fragment's segments as functions of arrays; PRNG keys are passed as their key data."""
 
     def compile(self, segment: Segment) -> Callable[..., Sequence[Any]]:
-        """A segment as a function of an endpoint's number and of what the segment reads."""
+        """A segment as a function of an endpoint's index and the segment's arguments."""
         ...
 
     def compile_batch(self, segment: Segment, size: int) -> Callable[..., Sequence[Any]]:
-        """A segment as a function of what it reads, for `size` endpoints at once."""
+        """A segment as a function of its arguments, for a batch of `size` endpoints."""
         ...
 
     def sharding(self, name: str, end: int, /) -> Any:
-        """Where a value lies when an endpoint holds it."""
+        """The sharding of a value that an endpoint holds."""
         ...
 
 
 class CompiledExecutor:
-    """A fragment whose segments run as XLA programs on its endpoints' devices."""
+    """Runs a fragment's segments as XLA programs on its endpoints' devices."""
 
     def __init__(self, spec: FragmentSpec, segments: Segments) -> None:
         self.spec, self.segments = spec, segments
@@ -53,17 +53,17 @@ class CompiledExecutor:
         self._warming: set[tuple[int, int]] = set()
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
-        """What a segment makes of what one endpoint has read."""
+        """Run a segment on the arguments of one endpoint; returns its results."""
         return self._compiled[id(segment)](end, *args)
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment is of this fragment."""
+        """Whether a segment belongs to this fragment."""
         return id(segment) in self._axes
 
     def share(self, name: str, x: Any, end: int, *, is_owned: bool) -> Any:
-        """An endpoint's own rows of a carried value, where the endpoint runs.
+        """An endpoint's rows of a carried value, on the endpoint's device.
 
-        They are a copy, unless the value is owned and no other endpoint needs any of it.
+        They are a copy, unless the value is owned and no other endpoint needs a part of it.
         """
         x = key_data(x)
         if is_owned and name in self.spec.alone and not self.spec.is_served:
@@ -74,9 +74,9 @@ class CompiledExecutor:
         return jax.device_put(jnp.copy(x), self.segments.sharding(name, end))
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
-        """A message where segments want it: on the device, or for a server's rows in memory.
+        """A message, placed where segments read it: on the device, or in host memory if served.
 
-        What a server's endpoints share comes to each of them, but is moved to the device once.
+        Values that a server's endpoints share reach each of them, but are moved to the device once.
         """
         if not self.spec.is_served:
             return {name: self._moved(name, x) for name, x in message.items()}
@@ -98,14 +98,14 @@ class CompiledExecutor:
         return jax.device_put(aligned_copy(x), self.segments.sharding(name, 0))
 
     def copy(self, x: Any) -> Any:
-        """A copy that nothing else changes."""
+        """A copy that shares no memory with `x`."""
         return jnp.copy(x) if isinstance(x, jax.Array) else np.array(x)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
-        """Segments of several endpoints as one program, their rows padded to a power of 2.
+        """Run the segments of several endpoints as one program, their rows padded to a power of 2.
 
-        Endpoints of a server keep their rows in host memory. Those that share other parameters
-        than the first run apart.
+        Endpoints of a server keep their rows in host memory. Endpoints with other versions of the
+        shared parameters run in a batch of their own.
         """
         segment = asked[0].segment
         ins, outs = self._axes[id(segment)]
@@ -125,9 +125,10 @@ class CompiledExecutor:
         return found
 
     def _ready_size(self, segment: Segment, args: list[list[Any]]) -> int:
-        """The smallest power of 2 that holds so many and is compiled, or else the largest.
+        """The smallest compiled batch size for these arguments, a power of 2, or else the largest.
 
-        The largest is compiled at once, others when first wanted, while the largest serves.
+        The largest is compiled at once; others in the background when they are first needed, while
+        the largest is used.
         """
         wanted = _power_of_2(len(args[0]))
         largest = _power_of_2(self.spec.ends_per_worker)
@@ -138,7 +139,7 @@ class CompiledExecutor:
             ins, _ = self._axes[id(segment)]
             columns = [_column(x, axis, wanted) for x, axis in zip(args, ins, strict=True)]
             work = (segment, wanted, columns)
-            # Python must not leave while XLA compiles.
+            # Not a daemon: Python must not exit while XLA compiles.
             threading.Thread(target=self._warm_up, args=work, daemon=False).start()
         return largest
 
@@ -147,14 +148,14 @@ class CompiledExecutor:
         self._warm.add((id(segment), size))
 
     def _row(self, x: np.ndarray, axis: int | None, place: int) -> np.ndarray:
-        """What one of several endpoints gets of a result."""
+        """The part of a batched result that belongs to one endpoint."""
         if axis is None:
             return x
         span = slice(place * self.spec.rows, (place + 1) * self.spec.rows)
         return x[(slice(None),) * axis + (span,)]
 
     def _batch(self, segment: Segment, size: int) -> Callable[..., Any]:
-        """A segment for `size` endpoints at once."""
+        """A segment compiled for a batch of `size` endpoints."""
         key = (id(segment), size)
         if key not in self._batches:
             self._batches[key] = self.segments.compile_batch(segment, size)
@@ -162,7 +163,7 @@ class CompiledExecutor:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """The numbers of endpoints that a server has programs for: powers of 2."""
+    """The batch sizes that a server has programs for: powers of 2."""
     return [1 << i for i in range(_power_of_2(most).bit_length())]
 
 
@@ -171,14 +172,14 @@ def _power_of_2(count: int) -> int:
 
 
 def _column(xs: list[Any], axis: int | None, size: int) -> Any:
-    """What several endpoints give for one argument, padded to `size` of them."""
+    """One argument of several endpoints as a batch, padded to `size` of them."""
     if axis is None or size == 1:
         return xs[0]
     return np.concatenate(xs + [xs[0]] * (size - len(xs)), axis)
 
 
 def aligned_copy(x: np.ndarray) -> np.ndarray:
-    """A copy that XLA can use as it is, without one of its own."""
+    """An aligned copy, which XLA can use without copying it again."""
     room = np.empty(x.nbytes + ALIGNED, np.uint8)
     first = -room.ctypes.data % ALIGNED
     copy = room[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
@@ -187,16 +188,16 @@ def aligned_copy(x: np.ndarray) -> np.ndarray:
 
 
 def wrapped(x: Any) -> Any:
-    """Keys from their data."""
+    """PRNG keys from their key data."""
     return jax.random.wrap_key_data(x)
 
 
 def key_data(x: Any) -> Any:
-    """The data of keys; other arrays as they are."""
+    """The key data of PRNG keys; other arrays unchanged."""
     is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 
 
 def raw(x: Any) -> np.ndarray:
-    """An array in host memory; keys as their data."""
+    """An array in host memory; PRNG keys as their key data."""
     return np.array(key_data(x))

@@ -1,4 +1,4 @@
-"""From a plan to what runs its fragments: their data, and executors of this process."""
+"""Makes the specs and executors of a plan's fragments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Executor = CompiledExecutor | HostExecutor
 
 
 def make_executor(plan: Plan, program: Program) -> Executor:
-    """What runs a fragment's endpoints in this process."""
+    """Make the executor that runs a fragment's endpoints in this process."""
     spec = make_spec(plan, program)
     if not program.compiles:
         return HostExecutor(spec)
@@ -34,14 +34,14 @@ def make_executor(plan: Plan, program: Program) -> Executor:
 
 
 def segments_of(plan: Plan, fragment: str) -> Lowering | ExportedSegments:
-    """A fragment's segments: those that its plan was saved with, or else lowered from the loop."""
+    """A fragment's segments: from the saved plan, or else lowered from the loop."""
     if (saved := plan.saved.get((fragment, plan.apart))) is None:
         return lowering_of(plan, fragment)
     return plan.lowered.setdefault(fragment, ExportedSegments(saved))
 
 
 def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> Callable[..., Any]:
-    """What runs many ticks in one call, compiled once for all runs of a plan."""
+    """A function that runs many ticks per call, compiled once for all runs of a plan."""
     if isinstance(segments, ExportedSegments):
         return segments.compile_ticks()
     if program not in segments.compiled:
@@ -51,7 +51,7 @@ def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> C
 
 
 def kernel_parts(plan: Plan) -> list[Part]:
-    """Which parts of a plan of one program could be kernels here, and why others can't."""
+    """The parts of a plan of one program that can run as kernels, and why the others can't."""
     fragments = [fragment.name for fragment in plan.distribution.fragments]
     if mode() == "off" or len(fragments) > 1:
         return []
@@ -65,7 +65,7 @@ def kernel_parts(plan: Plan) -> list[Part]:
 
 
 def make_spec(plan: Plan, program: Program) -> FragmentSpec:
-    """What all endpoints of a fragment share."""
+    """Make the spec that all endpoints of a fragment share."""
     if saved := plan.saved.get((program.fragment, plan.apart)):
         return saved.spec
     fragment, lowering = program.fragment, lowering_of(plan, program.fragment)
@@ -86,7 +86,7 @@ def make_spec(plan: Plan, program: Program) -> FragmentSpec:
 
 
 def _tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
-    """The host stages of a program, as calls with as many environments as an endpoint holds."""
+    """The host stages of a program, each as a task on one endpoint's environments."""
     together = lowering.one_program and not lowering.is_apart
     rows = lowering.graph.envs if together else lowering.share_rows
     found = {}
@@ -98,7 +98,7 @@ def _tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
 
 
 def _cells(lowering: Lowering, program: Program) -> dict[str, ArraySpec]:
-    """The values that an endpoint starts from, makes room for, or gets from host stages."""
+    """The array specs of carried values, constants, stacked values and host results."""
     names = [before for before, _ in program.carry] + list(program.constants)
     for op in walk(program.operations):
         match op:
@@ -112,7 +112,7 @@ def _cells(lowering: Lowering, program: Program) -> dict[str, ArraySpec]:
 
 
 def _batch_axes(lowering: Lowering, program: Program) -> dict[str, int]:
-    """Along which axis each value has rows, if it has any."""
+    """The axis of the rows of each value that has rows."""
     values = lowering.graph.values
     every = walk(program.operations)
     names = {name for op in every for name in (*op.reads, *op.writes) if name in values}
@@ -121,7 +121,7 @@ def _batch_axes(lowering: Lowering, program: Program) -> dict[str, int]:
 
 
 def _alone(plan: Plan, lowering: Lowering) -> frozenset[str]:
-    """Carried values that one endpoint alone holds, where a run's start lies too."""
+    """Carried values that only one endpoint holds, on the device of the start state."""
     fragment = lowering.fragment
     if lowering.mesh is not None or plan.ends(fragment) > 1:
         return frozenset()

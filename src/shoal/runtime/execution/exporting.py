@@ -36,35 +36,35 @@ from shoal.runtime.execution.lowering import (
 from shoal.runtime.execution.ticks import given_away, many_ticks
 
 Spec = jax.ShapeDtypeStruct
-# What is sent is compiled by the same version of JAX, so nothing has to be stable over versions.
+# Both sides use the same version of JAX, so exported code needn't be stable across versions.
 UNCHECKED = (export.DisabledSafetyCheck.custom_call("ALL"),)
-PLATFORMS = {"gpu": "cuda"}  # as JAX calls them when it lowers
+PLATFORMS = {"gpu": "cuda"}  # the names that JAX uses in lowering
 
 
 @dataclass(frozen=True)
 class ExportedSegment:
-    """A segment as `jax.export` serializes it, and how its arguments are to be given."""
+    """A segment serialized by `jax.export`, and the layout of its arguments."""
 
     stablehlo: bytes
     donated: tuple[int, ...] = ()
-    rows: int = 0  # environments of each endpoint, if it asks for the number of the first one
-    ins: tuple[Lay, ...] = ()  # how arguments and results lie over a group of processes
+    rows: int = 0  # environments per endpoint, if it takes the index of the first one
+    ins: tuple[Lay, ...] = ()  # the layouts of arguments and results over a group of processes
     outs: tuple[Lay, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExportedFragment:
-    """A compiled fragment that another process can run: plain data, of no user's code."""
+    """A compiled fragment that another process can run: plain data, without user code."""
 
     spec: FragmentSpec
-    segments: Mapping[tuple[Segment, int], ExportedSegment]  # by the size of a batch; 0: no batch
+    segments: Mapping[tuple[Segment, int], ExportedSegment]  # by batch size; 0: no batch
     devices: tuple[tuple[str, int], ...]  # of each worker
-    replicas: int  # that run as one program, a process each; 1 if they don't
+    replicas: int  # those that run as one program, one per process; else 1
     ticks: ExportedSegment | None = None  # many ticks in one call, of a plan of one program
 
 
 def export_fragment(plan: Plan, spec: FragmentSpec) -> ExportedFragment:
-    """Lower the segments of a fragment whose workers are processes of their own."""
+    """Lower the segments of a fragment whose workers are separate processes."""
     if saved := plan.saved.get((spec.name, plan.apart)):
         return saved
     lowering = lowering_of(plan, spec.name)
@@ -80,7 +80,7 @@ def export_fragment(plan: Plan, spec: FragmentSpec) -> ExportedFragment:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Goes through a fragment's program with the shapes of what an endpoint holds."""
+    """Exports a fragment's segments, from the shapes of the values that an endpoint holds."""
 
     plan: Plan
     spec: FragmentSpec
@@ -99,7 +99,7 @@ class Exporter:
         return ExportedSegment(bytes(found.serialize()), given)
 
     def _held(self) -> dict[str, Spec]:
-        """What an endpoint carries, and what never changes."""
+        """The specs of an endpoint's carried values and constants."""
         program = self.spec.program
         held = [before for before, _ in program.carry] + list(program.constants)
         return {name: self._share(name) for name in held}
@@ -146,7 +146,7 @@ class Exporter:
         return Spec(cell.shape, cell.dtype)
 
     def _segment(self, segment: Segment, args: list[Spec]) -> list[Spec]:
-        """Export a segment of such arguments; what it makes of them."""
+        """Export a segment for these arguments; returns the specs of its results."""
         lowering = self.lowering
         if not self.spec.is_served:
             return self._export(segment, args)
@@ -209,7 +209,7 @@ def _times(x: Spec, axis: int | None, by: int, over: int = 1) -> Spec:
 
 
 def _over(mesh: Any, x: Spec, lay: Lay) -> Spec:
-    """What a group of processes holds together, of which `x` is one process's part."""
+    """The global spec over a group of processes, from one process's part `x`."""
     shape = (1, *x.shape) if lay == PART else x.shape
     axis = 0 if lay == PART else lay
     whole = _times(Spec(shape, x.dtype), axis, mesh.size)
@@ -217,14 +217,14 @@ def _over(mesh: Any, x: Spec, lay: Lay) -> Spec:
 
 
 def _part(x: Spec, lay: Lay, count: int) -> Spec:
-    """One process's part of what a group holds together."""
+    """One process's part of a global spec."""
     return Spec(x.shape[1:], x.dtype) if lay == PART else _times(x, lay, 1, count)
 
 
 class ExportedSegments:
     """Compiles exported segments for the devices of endpoints in this process.
 
-    For one worker they are compiled at once, so that workers do so side by side.
+    With a `worker` they are compiled eagerly, so that workers compile in parallel.
     """
 
     def __init__(self, fragment: ExportedFragment, worker: int | None = None) -> None:
@@ -233,7 +233,7 @@ class ExportedSegments:
 
     @property
     def mesh(self) -> None:
-        """There is one device for each endpoint."""
+        """None: each endpoint has one device."""
 
     def sharding(self, name: str, end: int, /) -> Any:
         """The device of an endpoint, whatever the value."""
@@ -249,7 +249,7 @@ class ExportedSegments:
         return devices[index % len(devices)]  # a worker that computes on its host has one
 
     def compile(self, segment: Segment) -> Callable[..., Sequence[Any]]:
-        """A segment as a function of an endpoint's number and of what the segment reads."""
+        """A segment as a function of an endpoint's index and the segment's arguments."""
         exported = self._fragment.segments[segment, 0]
         if self._fragment.replicas > 1:
             return self._over_processes(exported)
@@ -272,7 +272,7 @@ class ExportedSegments:
         return self._programs[key]
 
     def compile_batch(self, segment: Segment, size: int) -> Callable[..., Sequence[Any]]:
-        """A segment as a function of what it reads, for `size` endpoints at once."""
+        """A segment as a function of its arguments, for a batch of `size` endpoints."""
         return self._compiled(self._fragment.segments[segment, size], 0)
 
     def compile_ticks(self) -> Callable[..., Sequence[Any]]:
@@ -302,7 +302,7 @@ class ExportedSegments:
 
 
 def _whole(x: Any, lay: Lay, sharding: NamedSharding, device: Any) -> Any:
-    """An array over a group of processes, of which `x` is this one's part."""
+    """A global array over a group of processes, from this process's part `x`."""
     if lay is None and isinstance(x, np.ndarray | np.generic):
         return x  # the same everywhere
     x = jax.device_put(x, device)
@@ -313,7 +313,7 @@ def _whole(x: Any, lay: Lay, sharding: NamedSharding, device: Any) -> Any:
 
 
 def _mine(x: Any, lay: Lay) -> Any:
-    """This process's part of an array over a group of them."""
+    """This process's part of a global array."""
     own = x.addressable_data(0)
     return own[0] if lay == PART else own
 

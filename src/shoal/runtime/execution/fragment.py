@@ -1,4 +1,4 @@
-"""What all endpoints of a fragment share, as plain data; and how those without JAX run it."""
+"""The spec that all endpoints of a fragment share, and an executor that needs no JAX."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shoal.tracing.hosting import Task
 
 @dataclass(frozen=True)
 class FragmentSpec:
-    """A fragment as its endpoints see it: its program, its host stages and its values.
+    """A fragment as plain data: its program, its host stages and the specs of its values.
 
-    `cells` says how each value lies in one endpoint's memory. `batch_axes` are the axes along
-    which a server joins the values of several endpoints.
+    `cells` has the array spec of each value in one endpoint. `batch_axes` are the axes along which
+    a server concatenates the values of several endpoints.
     """
 
     program: Program
@@ -29,11 +29,13 @@ class FragmentSpec:
     batch_axes: Mapping[str, int]
     ends: int
     ends_per_worker: int
-    rows: int  # environments of each endpoint
+    rows: int  # environments per endpoint
     is_free: bool
     is_served: bool
     is_copied: bool
-    alone: frozenset[str] = field(default=frozenset())  # carried values that no other holds
+    alone: frozenset[str] = field(
+        default=frozenset()
+    )  # carried values that no other fragment holds
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ class FragmentSpec:
         return self.program.fragment
 
     def rows_of(self, name: str, x: Any, end: int) -> Any:
-        """An endpoint's own rows of a value that holds those of all environments."""
+        """An endpoint's rows of a value that holds the rows of all environments."""
         axis = self.cells[name].axis
         if axis is None or self.ends == 1:
             return x
@@ -49,23 +51,23 @@ class FragmentSpec:
         return x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)]
 
     def room(self, name: str) -> np.ndarray:
-        """An array to be filled, turn by turn."""
+        """An empty array for a stacked value, filled turn by turn."""
         cell = self.cells[name]
         return np.empty(cell.shape, cell.dtype)
 
 
 @dataclass(frozen=True)
 class HostExecutor:
-    """Runs a fragment of host stages alone, in NumPy and without JAX."""
+    """Runs a fragment that has only host stages, in NumPy and without JAX."""
 
     spec: FragmentSpec
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
-        """Nothing of it is compiled."""
+        """Never called: the fragment has no compiled segment."""
         raise AssertionError(f"{self.spec.name} has a segment")
 
     def share(self, name: str, x: Any, end: int, *, is_owned: bool) -> Any:
-        """An endpoint's own rows of a carried value, in memory of its own."""
+        """A copy of an endpoint's rows of a carried value."""
         return np.array(self.spec.rows_of(name, x, end))
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
@@ -73,5 +75,5 @@ class HostExecutor:
         return {name: np.array(x) for name, x in message.items()}
 
     def copy(self, x: Any) -> Any:
-        """A copy that nothing else changes."""
+        """A copy that shares no memory with `x`."""
         return np.array(x)

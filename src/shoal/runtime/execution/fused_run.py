@@ -1,4 +1,4 @@
-"""A plan of one program: many ticks in one XLA call, metrics leaving without stopping it."""
+"""Runs a plan of one program: many ticks per XLA call, with metrics read asynchronously."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS_A_CALL = 0.25
 
 
 class FusedRun:
-    """A run of one program: a thread sends many ticks at a time, before the last are read."""
+    """A run of one program: a thread dispatches many ticks at a time, ahead of their results."""
 
     def __init__(self, plan: Plan, program: Program, start: Snapshot) -> None:
         self._plan, self._program, self._values = plan, program, dict(start.values)
@@ -41,7 +41,7 @@ class FusedRun:
             self._values = dict(start.without(b for b, _ in program.carry).values)
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
         self._first = self._done = start.tick
-        self._under_way: list[tuple[int, int, list[Any], list[Any]]] = []
+        self._in_flight: list[tuple[int, int, list[Any], list[Any]]] = []
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
@@ -52,7 +52,7 @@ class FusedRun:
         return jax.device_put(x if self._uses_up else jnp.copy(x), where)
 
     def start(self, limit: Limit) -> None:
-        """Begin; returns at once."""
+        """Start the thread; returns at once."""
         self._thread = threading.Thread(
             target=self._guarded, args=(limit,), daemon=True, name="ticks"
         )
@@ -66,7 +66,7 @@ class FusedRun:
 
     def _run(self, limit: Limit) -> None:
         many, carried = compiled_ticks(self._segments, self._program), len(self._carry)
-        size, begun, sent, answered = 1, 0.0, self._under_way, 0
+        size, begun, sent, answered = 1, 0.0, self._in_flight, 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
                 asked = limit.asked
@@ -90,7 +90,7 @@ class FusedRun:
                 self._sent.put(sent.pop(0))
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; raises what went wrong, if anything did."""
+        """Wait up to `seconds` for the end; raises the failure, if there was one."""
         assert self._thread is not None
         if self._sent.empty():
             self._thread.join(seconds)
@@ -112,15 +112,15 @@ class FusedRun:
                 yield first + i, shown
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """Nobody looks on: there is one program."""
+        """Nothing: a plan of one program has no observers."""
         return iter(())
 
     def statuses(self) -> dict[str, WorkerStatus]:
-        """Nothing of it is Python that could hang."""
+        """Nothing: no stage runs in Python, where it could hang."""
         return {}
 
     def fail(self, worker: str, what: str, fix: str) -> None:
-        """There is no worker that could be lost."""
+        """Do nothing: there is no worker that could be lost."""
 
     def scale(self, counts: Mapping[str, int]) -> None:
         """It has no replicas that could come or go."""
@@ -130,21 +130,21 @@ class FusedRun:
         return {}
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The snapshot that was asked for, when it has been taken."""
+        """The requested snapshot, once it was taken."""
         while not self._snapped.empty():
             tick, carry = self._snapped.get()
             yield Snapshot(tick, self._named(carry))
 
     def final(self) -> Snapshot:
-        """The state that is reached; if calls are in flight, the one kept before the first."""
+        """The state that was reached; if calls are in flight, the copy from before the first."""
         if self._thread and not self._is_copied:
             self._thread.join()  # nothing is kept to go back to
-        for first, _, _, before in self._under_way[:1]:
+        for first, _, _, before in self._in_flight[:1]:
             return Snapshot(first, self._named(before))
         return Snapshot(self._done, self._named(self._carry))
 
     def close(self) -> None:
-        """There is nothing but a thread that ends by itself."""
+        """Do nothing: the thread ends by itself."""
 
     def _named(self, carry: list[Any]) -> dict[str, Any]:
         names, values = [b for b, _ in self._program.carry], self._plan.graph.values

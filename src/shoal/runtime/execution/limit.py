@@ -1,4 +1,4 @@
-"""How many ticks a run makes, how it ends early, and when all its ends are to be looked at."""
+"""The limit of a run: its number of ticks, its early stop, and its snapshot requests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Limit:
         return self._ticks
 
     def may_start(self, tick: int, count: int = 1) -> int:
-        """How many of `count` ticks from `tick` on a worker may do; it has started them then.
+        """The number of ticks, at most `count` from `tick`, that a worker may start; marks them so.
 
-        It may not go past a tick that a snapshot is wanted of, without looking again.
+        A worker has to ask again at a tick for which a snapshot is requested.
         """
         with self._lock:
             until = self.asked.tick if tick < self.asked.tick else self._ticks
@@ -37,12 +37,12 @@ class Limit:
         return True
 
     def ask(self, tick: int) -> None:
-        """Want a snapshot before `tick`, or before the first later one that hasn't been started."""
+        """Request a snapshot before `tick`, or before the first later one that hasn't started."""
         with self._lock:
             self.asked = Asked(self.asked.number + 1, max(tick, self._started))
 
     def stop(self) -> None:
-        """Let no worker start a tick that no other has started."""
+        """Stop the run: no worker starts a tick that no other has started."""
         with self._lock:
             self.is_stopping = True
             self._ticks = min(self._ticks, self._started)

@@ -1,4 +1,4 @@
-"""A run of several workers that meet at channels, on threads or in turn."""
+"""Runs a plan inside one process: its replicas exchange messages on threads or in turn."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from shoal.runtime.execution.worker_status import WorkerStatus
 
 
 def lagged(plan: Plan) -> Iterator[Lagged]:
-    """The channels whose readers are some ticks behind."""
+    """The channels whose readers lag by a fixed number of ticks."""
     for c in plan.channels:
         if lag := lag_of(c.flow):
             yield Lagged(c.name, c.writer, c.reader, lag, c.values)
 
 
 def past_names(line: Lagged) -> list[str]:
-    """What is on its way through a lagged channel between ticks."""
+    """The names of the messages in flight on a lagged channel between ticks."""
     ages = range(1, line.lag + 1)
     return [past_name(line.reader, value, age) for value in line.values for age in ages]
 
 
 class LocalRun:
-    """All workers of a plan, their channels, and what they have shown."""
+    """All replica runners of a plan, their channels and their metrics."""
 
     def __init__(
         self,
@@ -61,17 +61,20 @@ class LocalRun:
         wrap: Callable[[str, InProcessChannel], Channel] = lambda name, channel: channel,
     ) -> None:
         self._plan, self._start = plan, start
-        self._crews = {p.fragment: make_executor(plan, p) for p in programs}
+        self._executors = {p.fragment: make_executor(plan, p) for p in programs}
         self._lines = make_channels(
-            make_channel_specs(plan), {name: _arrays(crew) for name, crew in self._crews.items()}
+            make_channel_specs(plan),
+            {name: _arrays(executor) for name, executor in self._executors.items()},
         )
         self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
         self._collector = Collector(plan, programs, start.tick)
         self.workers: list[ReplicaRunner] = []
         for program in programs:
-            crew = self._crews[program.fragment]
+            executor = self._executors[program.fragment]
             for end in range(plan.ends(program.fragment)):
-                self.workers.append(ReplicaRunner(crew, end, start, self.channels, self._collector))
+                self.workers.append(
+                    ReplicaRunner(executor, end, start, self.channels, self._collector)
+                )
         for line in lagged(plan):
             for worker in self._of(line.writer):
                 worker.prime(line)
@@ -79,26 +82,28 @@ class LocalRun:
             self._start = start.without(b for b, a in plan.graph.carry if a != b)
 
     @property
-    def teams_named(self) -> list[tuple[str, int]]:
-        """A fragment and the number of a worker that holds some of its ends, for each team."""
-        return [(f, worker) for f in self._crews for worker in range(self._plan.workers(f))]
+    def scheduler_names(self) -> list[tuple[str, int]]:
+        """The fragment and worker index of each scheduler."""
+        return [(f, worker) for f in self._executors for worker in range(self._plan.workers(f))]
 
-    def teams(self, bells: Mapping[tuple[str, int], Waker]) -> list[Scheduler]:
-        """A team for each worker of each fragment, by the bell that wakes it."""
-        heard = {
-            fragment: [bells[fragment, worker] for worker in range(self._plan.workers(fragment))
+    def schedulers(self, wakers: Mapping[tuple[str, int], Waker]) -> list[Scheduler]:
+        """Make a scheduler for each worker of each fragment, from the waker that wakes it."""
+        wakers_of = {
+            fragment: [wakers[fragment, worker] for worker in range(self._plan.workers(fragment))
                        for _ in self._plan.ends_of(fragment, worker)]
-            for fragment in self._crews
+            for fragment in self._executors
         }  # fmt: skip
         for channel in self._plan.channels:
             state = self._lines[channel.name].state
-            state.subscribe(heard[channel.reader], heard[channel.writer])
-        return [self._team(fragment, worker, bell) for (fragment, worker), bell in bells.items()]
+            state.subscribe(wakers_of[channel.reader], wakers_of[channel.writer])
+        return [
+            self._scheduler(fragment, worker, waker) for (fragment, worker), waker in wakers.items()
+        ]
 
-    def _team(self, fragment: str, worker: int, bell: Waker) -> Scheduler:
+    def _scheduler(self, fragment: str, worker: int, waker: Waker) -> Scheduler:
         ends = self._plan.ends_of(fragment, worker)
         workers = [w for w in self._of(fragment) if w.replica[1] in ends]
-        return make_team(self._plan, self._crews[fragment], workers, self.channels, bell)
+        return make_scheduler(self._plan, self._executors[fragment], workers, self.channels, waker)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Metrics of whole ticks that have arrived; raises at the first that has a NaN."""
@@ -108,18 +113,18 @@ class LocalRun:
             yield tick, shown
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """What observers have shown."""
+        """The metrics of observers, each with its tick."""
         return self._collector.looked()
 
     def statuses(self) -> dict[str, WorkerStatus]:
-        """What each replica is doing."""
+        """The current status of each replica."""
         return {
             f"{w.replica[0]}[{w.replica[1]}]": self._collector.status(w.replica, w.tick)
             for w in self.workers
         }
 
     def fail(self, worker: str, what: str, fix: str) -> None:
-        """End the run: a thread can't be ended from outside."""
+        """Fail the run: a thread can't be stopped from outside."""
         raise RunError(what, fix)
 
     def scale(self, counts: Mapping[str, int]) -> None:
@@ -130,19 +135,19 @@ class LocalRun:
         return {}
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The snapshot that was asked for, when every end has given its part."""
+        """The requested snapshot, once every endpoint has delivered its part."""
         if shares := self._collector.shares():
             yield self._whole(shares)
 
     @property
     def tick(self) -> int:
-        """The tick that all workers which count ticks have reached."""
+        """The tick that all synchronous workers have reached."""
         return min(w.tick for w in self.workers if not w.is_free)
 
     def final(self) -> Snapshot:
-        """The state that all workers have reached together, who don't go on after it.
+        """The state that all workers have reached together; none of them continues after it.
 
-        If workers were stopped in the middle of a tick, it is the last state they all kept.
+        If workers were stopped in the middle of a tick, it is the last state that they all kept.
         """
         counted = [w for w in self.workers if not w.is_free]
         ticks = {w.tick for w in counted}
@@ -151,27 +156,27 @@ class LocalRun:
         return check_complete(self._good(min(ticks)), self._plan.graph.inputs)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
-        """Run segments that ends of a server ask for; whose they are shows by themselves."""
-        for crew in self._crews.values():
-            if isinstance(crew, CompiledExecutor) and crew.has(asked[0].segment):
-                return crew.run_many(asked)
-        raise AssertionError("nobody has this segment")
+        """Run requested segments as a batch, in the fragment that they belong to."""
+        for executor in self._executors.values():
+            if isinstance(executor, CompiledExecutor) and executor.has(asked[0].segment):
+                return executor.run_many(asked)
+        raise AssertionError("no fragment has this segment")
 
     def _of(self, fragment: str) -> list[ReplicaRunner]:
         return [w for w in self.workers if w.replica[0] == fragment]
 
     def _good(self, tick: int) -> Snapshot:
-        """The newest state that all workers kept at or before `tick`."""
+        """The newest state at or before `tick` that all workers kept."""
         kept = {w.replica: {k.tick: k for k in list(w.kept)} for w in self.workers}
         counted = [set(kept[w.replica]) for w in self.workers if not w.is_free]
         usable = [t for t in set.intersection(*counted) if t <= tick] if counted else []
         if not usable:
             return self._start
-        # Free ends have ticks of their own; the newest they kept will do.
+        # Asynchronous endpoints count their own ticks: use the newest state that each kept.
         return self._whole({r: k.get(max(usable), k[max(k)]) for r, k in kept.items() if k})
 
     def _whole(self, shares: Mapping[Replica, Share]) -> Snapshot:
-        """A snapshot from every end's part of it."""
+        """A snapshot assembled from the parts of all endpoints."""
         plan, in_order = self._plan, sorted(shares.items())
         values, past = dict(self._start.values), {}
         for name, after in plan.graph.carry:
@@ -188,7 +193,7 @@ class LocalRun:
         return Snapshot(tick, values, past, in_flight=in_flight)
 
     def _joined(self, name: str, rows: list[Any]) -> Any:
-        """A value from its owner's ends, on one device, where it meets all the others."""
+        """A value joined from its owner's endpoints, on the snapshot's device."""
         value = self._plan.graph.values[name]
         parts = [jax.device_put(x, jax.devices()[0]) for x in rows]
         x = (
@@ -200,97 +205,97 @@ class LocalRun:
         return wrapped(x) if is_raw else x
 
 
-def _arrays(crew: Executor) -> Any:
-    """Where an executor wants its messages: on its devices, or in NumPy."""
-    if isinstance(crew, CompiledExecutor) and not crew.spec.is_served:
-        return crew.segments
+def _arrays(executor: Executor) -> Any:
+    """The placement of an executor's messages: its devices, or None for NumPy."""
+    if isinstance(executor, CompiledExecutor) and not executor.spec.is_served:
+        return executor.segments
     return None
 
 
 def _newest(worker: ReplicaRunner) -> Share:
-    """What an end carries, or carried last before it was stopped in the middle of a tick."""
+    """The state of an endpoint; the last it kept if it was stopped in the middle of a tick."""
     return worker.kept[-1] if worker.broken else worker.handed_over()
 
 
-def make_team(
+def make_scheduler(
     plan: Plan,
-    crew: Executor,
+    executor: Executor,
     workers: list[ReplicaRunner],
     channels: Mapping[str, Channel],
-    bell: Waker | None,
+    waker: Waker | None,
 ) -> Scheduler:
-    """The team of one of a fragment's workers."""
-    clients = plan.distribution.clients(crew.spec.name)
+    """The scheduler of one worker of a fragment."""
+    clients = plan.distribution.clients(executor.spec.name)
     if clients is None:
-        return Scheduler(workers, channels, bell)
-    assert isinstance(crew, CompiledExecutor)
-    return Scheduler(workers, channels, bell, clients[1], crew.run_many)
+        return Scheduler(workers, channels, waker)
+    assert isinstance(executor, CompiledExecutor)
+    return Scheduler(workers, channels, waker, clients[1], executor.run_many)
 
 
 class Inline:
-    """The inline backend's way with pieces: all happens on the caller's thread, when waited for."""
+    """A run on the inline backend: everything happens on the caller's thread, in `alive`."""
 
-    def __init__(self, pieces: LocalRun) -> None:
-        self._pieces, self._limit = pieces, Limit(0)
-        self._team = Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many)
-        self.ready, self.looked = pieces.ready, pieces.looked
-        self.statuses, self.fail = pieces.statuses, pieces.fail
-        self.scale, self.sent = pieces.scale, pieces.sent
-        self.final, self.snapshots = pieces.final, pieces.snapshots
+    def __init__(self, run: LocalRun) -> None:
+        self._run, self._limit = run, Limit(0)
+        self._scheduler = Scheduler(run.workers, run.channels, None, None, run.run_many)
+        self.ready, self.looked = run.ready, run.looked
+        self.statuses, self.fail = run.statuses, run.fail
+        self.scale, self.sent = run.scale, run.sent
+        self.final, self.snapshots = run.final, run.snapshots
 
     def start(self, limit: Limit) -> None:
-        """Remember how far to go."""
+        """Store the limit; `alive` runs the ticks."""
         self._limit = limit
 
     def alive(self, seconds: float) -> bool:
-        """Do one tick."""
-        begun = self._pieces.tick
-        self._team.turn(_OneTick(self._limit, begun))  # type: ignore[arg-type]
-        return self._pieces.tick > begun
+        """Run one tick."""
+        begun = self._run.tick
+        self._scheduler.turn(_OneTick(self._limit, begun))  # type: ignore[arg-type]
+        return self._run.tick > begun
 
     def close(self) -> None:
-        """Nothing runs but the caller's thread."""
+        """Do nothing: only the caller's thread runs."""
 
 
 @dataclass(frozen=True)
 class _OneTick:
-    """Lets a limit's workers start one tick only."""
+    """A limit that lets workers start one tick only."""
 
     limit: Limit
     tick: int
 
     @property
     def asked(self) -> Asked:
-        """The snapshot that is wanted."""
+        """The requested snapshot."""
         return self.limit.asked
 
     def may_turn(self) -> bool:
-        """Whether one that turns at its own pace may begin another turn."""
+        """Whether an asynchronous endpoint may begin another turn."""
         return self.limit.may_turn()
 
     def may_start(self, tick: int, count: int = 1) -> int:
-        """How many ticks a worker may do."""
+        """The number of ticks that a worker may run."""
         return self.limit.may_start(tick) if tick == self.tick else 0
 
 
 class Threaded:
-    """The threads backend's way with pieces."""
+    """A run on the threads backend."""
 
-    def __init__(self, pieces: LocalRun) -> None:
+    def __init__(self, run: LocalRun) -> None:
         halt = threading.Event()
-        bells = {name: ThreadWaker(halt) for name in pieces.teams_named}
-        self._threads = Threads(pieces.teams(bells), list(bells.values()), halt)
-        self.ready, self.looked = pieces.ready, pieces.looked
-        self.statuses, self.fail = pieces.statuses, pieces.fail
-        self.scale, self.sent = pieces.scale, pieces.sent
-        self._final, self.snapshots = pieces.final, pieces.snapshots
+        wakers = {name: ThreadWaker(halt) for name in run.scheduler_names}
+        self._threads = Threads(run.schedulers(wakers), list(wakers.values()), halt)
+        self.ready, self.looked = run.ready, run.looked
+        self.statuses, self.fail = run.statuses, run.fail
+        self.scale, self.sent = run.scale, run.sent
+        self._final, self.snapshots = run.final, run.snapshots
 
     def start(self, limit: Limit) -> None:
-        """Begin; returns at once."""
+        """Start the threads; returns at once."""
         self._threads.start(limit)
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; raises a worker's failure once all have stopped."""
+        """Wait up to `seconds` for the end; raises a worker's failure after all have stopped."""
         until = time.monotonic() + seconds
         for thread in self._threads.threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -301,10 +306,10 @@ class Threaded:
         return False
 
     def final(self) -> Snapshot:
-        """The state that all workers have reached together; nobody goes on."""
+        """Stop all threads; returns the state that all workers have reached together."""
         self.close()
         return self._final()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Stop all threads."""
         self._threads.stop()

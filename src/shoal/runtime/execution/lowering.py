@@ -1,4 +1,4 @@
-"""Segments to XLA: one jitted function each, over one replica or over all that run as one."""
+"""Lowers segments to XLA: one jitted function each, for one replica or for all as one program."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from shoal.tracing.interpret import run_code
 from shoal.tracing.jaxprs import Fixed
 from shoal.tracing.local import NOTHING, Held, Local, Share
 
-# Threads inside one small matrix product cost more than they give; independent operations still
-# run side by side (benchmarks/README.md).
+# Threads inside one small matrix product cost more than they gain; independent operations still
+# run in parallel (benchmarks/README.md).
 CPU_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 LANES, DEVICES = "lanes", "devices"
 PART: Literal["part"] = "part"
 Env = dict[str, Any]
-# How an array lies over replicas: the same on all, rows along an axis, or one for each replica.
+# The layout of an array over replicas: replicated, sharded along an axis, or one per replica.
 Lay = int | None | Literal["part"]
-First = Any  # the number of a replica's first environment; None where no segment should ask
+First = Any  # the index of a replica's first environment; None where no segment may use it
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one fragment's work becomes XLA programs."""
+    """Lowers one fragment's segments to XLA programs."""
 
     plan: Plan
     fragment: str
-    rows: int = 0  # environments of one end, if others than the plan says
+    rows: int = 0  # environments per endpoint, if not the plan's number
 
     @cached_property
     def replicas(self) -> int:
-        """In how many shares the fragment's environments are dealt with."""
+        """The number of shares that the fragment's environments are divided into."""
         return max(1, self.plan.shares(self.fragment))
 
     @cached_property
@@ -66,22 +66,22 @@ class Lowering:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """The loop's sites."""
+        """The nodes of the graph by name."""
         return self.plan.world.nodes
 
     @cached_property
     def loops(self) -> dict[str, Loop]:
-        """The loop's opened loops."""
+        """The inner loops of the graph by name."""
         return {loop.name: loop for loop, _ in self.plan.world.loops}
 
     @cached_property
     def share_rows(self) -> int:
-        """How many environments one replica's program is for."""
+        """The number of environments per replica."""
         return self.rows or self.graph.envs // self.replicas
 
     @cached_property
     def arriving(self) -> dict[str, Layout]:
-        """Values that arrive as one from each replica of their writer, to be agreed on here."""
+        """Values that arrive stacked, one per replica of their writer, and are reduced here."""
         return {
             v: self.plan.layout(c.writer, v)
             for c in self.plan.channels if c.reader == self.fragment
@@ -90,18 +90,18 @@ class Lowering:
 
     @cached_property
     def stacked(self) -> frozenset[str]:
-        """The names of what arrives as one from each replica of its writer."""
+        """The names of the values that arrive stacked, one per replica of their writer."""
         return frozenset(self.arriving)
 
     @cached_property
     def devices(self) -> list[Any]:
-        """The JAX devices of the fragment's replicas, each once."""
+        """The distinct JAX devices of the fragment's replicas."""
         places = dict.fromkeys(p.device for p in self.plan.places[self.fragment])
         return [jax.devices(d.kind)[d.index] for d in places]
 
     @cached_property
     def mesh(self) -> Any:
-        """The devices that one program spans, if several; abstract where they are of processes."""
+        """The mesh that one program spans, or None; abstract if replicas are separate processes."""
         if self.is_apart:
             return AbstractMesh((self.replicas,), (DEVICES,))
         count = math.gcd(len(self.devices), self.replicas)
@@ -113,16 +113,16 @@ class Lowering:
 
     @cached_property
     def lanes(self) -> int:
-        """Replicas that share a device, batched into one."""
+        """The number of replicas that share a device, batched by `vmap`."""
         return self.replicas // (self.mesh.size if self.mesh else 1) if self.one_program else 1
 
     @cached_property
     def is_apart(self) -> bool:
-        """Whether replicas that run as one program do so in a process each."""
+        """Whether replicas that run as one program are separate processes."""
         return self.plan.apart and self.one_program
 
     def sharding(self, value: str, endpoint: int) -> Any:
-        """Where a value lives when this fragment holds it."""
+        """The sharding of a value in this fragment."""
         if self.mesh is None:
             device = self.plan.place_of(self.fragment, endpoint).device
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])
@@ -130,11 +130,11 @@ class Lowering:
 
     @cached_property
     def compiled(self) -> dict[Any, Any]:
-        """What was compiled before, for another run of the same plan."""
+        """The cache of compiled functions, shared by all runs of the same plan."""
         return {}
 
     def compile(self, segment: Segment) -> Compiled:
-        """A segment as a jitted function of what it reads."""
+        """A segment as a jitted function of its arguments."""
         if segment not in self.compiled:
             self.compiled[segment] = self._compile(segment)
         return self.compiled[segment]
@@ -143,19 +143,19 @@ class Lowering:
         return Compiled(self, self.function(segment), donated(segment))
 
     def compile_batch(self, segment: Segment, size: int) -> Callable[..., Any]:
-        """A segment as a jitted function of what it reads, for `size` endpoints at once."""
+        """A segment as a jitted function of its arguments, for a batch of `size` endpoints."""
         if (segment, size) not in self.compiled:
             batch = self.batch(size)
             self.compiled[segment, size] = batch.jit(batch.work(segment), ())
         return self.compiled[segment, size]
 
     def batch(self, size: int) -> Lowering:
-        """The same for the rows of `size` endpoints of a server."""
+        """A lowering of this fragment for the rows of `size` endpoints of a server."""
         rows = self.plan.graph.envs // self.plan.ends(self.fragment)
         return Lowering(self.plan, self.fragment, size * rows)
 
     def function(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
-        """A segment as a function of its endpoint's first environment and of what it reads."""
+        """A segment as a function of its first environment's index and its arguments."""
         ins, outs = self.lays(segment.reads), self.lays(segment.writes)
 
         def function(first: First, *args: Any) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ class Lowering:
         return function
 
     def work(self, segment: Segment, first: First = None) -> Callable[..., tuple[Any, ...]]:
-        """A segment as a function of what it reads, for one replica; of keys, their data."""
+        """A segment as a function of its arguments, for one replica; keys are key data."""
         keys = [self.is_key(name) for name in segment.reads]
 
         def work(*args: Any) -> tuple[Any, ...]:
@@ -179,11 +179,11 @@ class Lowering:
         return work
 
     def is_key(self, name: str) -> bool:
-        """Whether a value holds random keys."""
+        """Whether a value holds PRNG keys."""
         return name in self.graph.values and self.graph.values[name].dtype.startswith("key<")
 
     def jit(self, work: Callable[..., Any], donated: Iterable[int]) -> Callable[..., Any]:
-        """Compile for the fragment's devices."""
+        """Jit a function for the fragment's devices."""
         options = compiler_options(d.platform for d in self.devices)
         work = with_kernels(work, self.devices)
         return jax.jit(work, donate_argnums=tuple(donated), compiler_options=options)
@@ -191,7 +191,7 @@ class Lowering:
     def spread(
         self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]
     ) -> Callable[..., Any]:
-        """`work` of one replica as work of all replicas that run as one program."""
+        """Turn the function of one replica into that of all replicas of one program."""
         if self.lanes > 1:
             work = _over_lanes(work, ins, outs, self.lanes)
         elif self.one_program:
@@ -204,7 +204,7 @@ class Lowering:
         return work
 
     def layout(self, name: str) -> Layout:
-        """How a value lies over the replicas of this fragment."""
+        """The layout of a value over the replicas of this fragment."""
         found = self.plan.spread.layouts.get((self.fragment, name))
         if found is not None:
             return found
@@ -218,8 +218,8 @@ class Lowering:
         return inside(self.layout(outer)) if sliced else self.layout(outer)
 
     def lay(self, name: str) -> Lay:
-        """How a value lies over replicas that run as one program."""
-        if name not in self.graph.values:  # the turn of a loop
+        """The layout of a value over replicas that run as one program."""
+        if name not in self.graph.values:  # the index of a loop
             return None
         match self.layout(name):
             case Replicated():
@@ -231,11 +231,11 @@ class Lowering:
         return None
 
     def lays(self, names: Iterable[str]) -> list[Lay]:
-        """How values lie, in order; see `lay`."""
+        """The layouts of values, in order; see `lay`."""
         return [self.lay(name) for name in names]
 
     def share(self, first: First) -> Share:
-        """What one replica has of the environments."""
+        """One replica's share of the environments."""
         axes = tuple(
             name for name, on in ((DEVICES, self.mesh is not None), (LANES, self.lanes > 1)) if on
         )
@@ -245,7 +245,7 @@ class Lowering:
         return Share(self.graph.envs, rows, self.replicas, _known(first))
 
     def run(self, work: Iterable[Work | Instruction], env: Env, first: First = None) -> None:
-        """Do work in order, entering what it makes into `env`."""
+        """Run work in order, and add its results to `env`."""
         local = Local(self.share(first))
         for item in work:
             match item:
@@ -262,9 +262,9 @@ class Lowering:
                     env[outer] = _stack(env[outer], env[inner], env[index])
 
     def _do(self, node: Node, env: Env, local: Local) -> None:
-        """Run one site: as it was traced where all is whole, else on this replica's share."""
+        """Run one node: as it was traced with one replica, else on this replica's share."""
         if stacked := set(node.reads) & self.stacked:
-            # Numbers of the loop itself are the same on all replicas already.
+            # Values that aren't stacked are the same on all replicas already.
             for ref, out in zip(node.code.args, node.code.outs, strict=True):
                 env[out] = self._agreed(ref, env, stacked)
             return
@@ -293,7 +293,7 @@ class Lowering:
         return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
 
     def in_one(self, name: str) -> Value:
-        """The spec of a value as one endpoint holds it: of all replicas if they are one program."""
+        """The spec of a value in one endpoint: over all replicas if they run as one program."""
         value, mine = self.graph.values[name], self.on_share(name)
         if not self.one_program or self.is_apart:
             return mine
@@ -302,7 +302,7 @@ class Lowering:
         )
 
     def on_share(self, name: str) -> Value:
-        """The spec of a value as one replica holds it."""
+        """The spec of a value in one replica."""
         value, layout = self.graph.values[name], self.layout(name)
         if not isinstance(layout, Sharded):
             return value
@@ -336,45 +336,45 @@ class Lowering:
 
 
 def compiler_options(platforms: Iterable[str]) -> dict[str, Any] | None:
-    """Options of XLA for programs that run on these platforms."""
+    """XLA compiler options for programs on these platforms."""
     return CPU_OPTIONS if set(platforms) == {"cpu"} else None
 
 
 def donated(segment: Segment) -> tuple[int, ...]:
-    """Which of a segment's arguments it may write over."""
+    """The indices of a segment's donated arguments."""
     return tuple(i for i, name in enumerate(segment.reads) if name in segment.donates)
 
 
 def lowering_of(plan: Plan, fragment: str) -> Lowering:
-    """How a fragment becomes XLA programs, which all runs of a plan in this process share."""
+    """The lowering of a fragment, shared by all runs of a plan in this process."""
     return plan.lowered.setdefault(fragment, Lowering(plan, fragment))
 
 
 @contextmanager
 def refused_as_cut(node: Node, fragment: str) -> Iterator[None]:
-    """What goes wrong in deriving a replica's program, as a cut that can't be made."""
+    """Raise errors in deriving a replica's program as `CutError`s."""
     try:
         yield
     except (ShoalError, NumberAskedError):
         raise
     except Exception as error:
         raise CutError(
-            f"a replica of `{fragment}` can't do its share of `{name_text(node.name)}` "
+            f"a replica of `{fragment}` can't run its share of `{name_text(node.name)}` "
             f"({type(error).__name__}: {first_line(error)})",
-            "Do it in a stage that isn't replicated, or report it as a mistake of Shoal's.",
+            "Do it in a stage that isn't replicated, or report it as a bug in Shoal.",
             node.source,
         ) from error
 
 
 class NumberAskedError(Exception):
-    """A segment needs to know which environments it is for."""
+    """Raised when a segment needs the index of its first environment."""
 
 
 class Compiled:
-    """A jitted segment for all ends of a fragment.
+    """A jitted segment for all endpoints of a fragment.
 
-    Most segments do the same whichever environments an endpoint holds. Those that don't get the
-    number of the endpoint's first environment as an argument before all others.
+    Most segments don't depend on which environments an endpoint holds. Those that do take the
+    index of the endpoint's first environment as their first argument.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class Compiled:
         self._with_number = lowering.jit(work, [i + 1 for i in donated])
 
     def __call__(self, end: int, *args: Any) -> tuple[Any, ...]:
-        """What the segment makes of what end `end` holds."""
+        """Run the segment on the arguments of endpoint `end`; returns its results."""
         if not self._numbered:
             try:
                 return self.jitted(*args)
@@ -405,7 +405,7 @@ def _known(first: First) -> Callable[[], Any]:
 
 
 def _number(axes: tuple[str, ...]) -> Any:
-    """Which replica this is, of all that run as one program."""
+    """The index of this replica among all that run as one program."""
     found: Any = 0
     for name in axes:
         found = found * jax.lax.axis_size(name) + jax.lax.axis_index(name)
@@ -413,14 +413,14 @@ def _number(axes: tuple[str, ...]) -> Any:
 
 
 def spec(lay: Lay) -> PartitionSpec:
-    """Along which axis of an array replicas lie."""
+    """The partition spec of a layout."""
     if lay is None:
         return PartitionSpec()
     return PartitionSpec(DEVICES) if lay == PART else PartitionSpec(*[None] * lay, DEVICES)
 
 
 def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
-    """With one replica a device, what replicas differ on has a first axis of one."""
+    """With one replica per device, per-replica values have a leading axis of size 1."""
 
     def alone(*args: Any) -> tuple[Any, ...]:
         results = work(*(x[0] if lay == PART else x for x, lay in zip(args, ins, strict=True)))
@@ -432,7 +432,7 @@ def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) ->
 def _over_lanes(
     work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int
 ) -> Callable[..., Any]:
-    """Replicas that share a device, batched into one program along `LANES`."""
+    """Batch replicas that share a device along `LANES`."""
 
     def apart(x: Any, lay: Lay) -> Any:
         return (
@@ -455,19 +455,19 @@ def _over_lanes(
 
 
 def _slice(x: Any, index: Any) -> Any:
-    """One turn's slice of what a loop goes over; nothing of what can't be computed on a share."""
+    """One turn's slice of a loop's input; None for values that a share can't compute."""
     return None if x is None else jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
 
 
 def _stack(outer: Any, x: Any, index: Any) -> Any:
-    """What a loop stacks, with one turn's value in its place."""
+    """A loop's stacked output with one turn's value written to it."""
     if outer is None or x is None:
         return outer
     return jax.lax.dynamic_update_index_in_dim(outer, x, index, 0)
 
 
 def room(value: Value) -> Any:
-    """An array to be filled, turn by turn."""
+    """An array for a stacked value, filled turn by turn."""
     if value.dtype.startswith("key<"):
         return jax.lax.broadcast(jax.random.key(0), value.shape)
     return jnp.zeros(value.shape, value.dtype)

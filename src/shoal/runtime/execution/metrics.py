@@ -1,4 +1,4 @@
-"""Metrics on their way out: gathered from all ends of a tick, to NumPy off the loop's path."""
+"""Collects metrics from all endpoints of a tick, converted to NumPy off the critical path."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shoal.runtime.execution.snapshot import Share
 from shoal.runtime.execution.worker_status import WorkerStatus
 
 Shown = dict[str, np.ndarray]
-LAG = "lag"  # the metric that says how many ticks late each thing was that a tick used
+LAG = "lag"  # the metric with the lag, in ticks, of each message that a tick used
 
 
 def lag_name(graph: Graph) -> str:
-    """What that metric is called beside a loop's own, which may have one of that name."""
+    """The name of the lag metric; with a suffix if the loop has a metric of that name."""
     taken = {link.outer for link in graph.metrics}
     return (
         LAG if LAG not in taken else next(n for i in count(2) if (n := f"{LAG}#{i}") not in taken)
@@ -32,10 +32,10 @@ def lag_name(graph: Graph) -> str:
 
 
 class Collector:
-    """Takes each end's metrics of each tick; gives them back by whole ticks, in order.
+    """Collects each endpoint's metrics of each tick; returns them by complete ticks, in order.
 
-    Free ends have ticks of their own: what they have shown since the last tick goes with the next.
-    What observers show is kept apart, by the tick that they looked at.
+    Asynchronous endpoints count their own ticks: their metrics since the last tick are added to the
+    next. Metrics of observers are kept apart, by the tick whose values they read.
     """
 
     def __init__(self, plan: Plan, programs: list[Program], first: int = 0) -> None:
@@ -65,28 +65,28 @@ class Collector:
         self._in_stage: dict[Replica, tuple[str, int, float]] = {}
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
-        """Note that a replica begins to run a stage in Python."""
+        """Record that a replica starts to run a stage in Python."""
         self._in_stage[replica] = stage, tick, time.monotonic()
 
     def leave_stage(self, replica: Replica) -> None:
-        """Note that the stage has returned or failed."""
+        """Record that the stage has returned or failed."""
         self._in_stage.pop(replica, None)
 
     def status(self, replica: Replica, tick: int) -> WorkerStatus:
-        """What a replica is doing."""
+        """The current status of a replica."""
         stage, at, since = self._in_stage.get(replica, ("", 0, 0.0))
         return WorkerStatus(tick, "", os.getpid(), stage, at, time.monotonic() - since)
 
     def keep(self, worker: ReplicaRunner) -> None:
-        """Let an end keep what it carries."""
+        """Make an endpoint keep a copy of its state."""
         worker.kept.append(worker.share())
 
     def snap(self, worker: ReplicaRunner) -> None:
-        """Take an end's part of a snapshot."""
+        """Store an endpoint's part of a snapshot."""
         self._snapped.put((worker.replica, worker.share()))
 
     def shares(self) -> dict[Replica, Share] | None:
-        """Every end's part of a snapshot; None until all have given theirs."""
+        """The parts of a snapshot from all endpoints; None until all have arrived."""
         while not self._snapped.empty():
             replica, share = self._snapped.get()
             self._shares[replica] = share
@@ -98,7 +98,7 @@ class Collector:
     def show(
         self, tick: int, replica: Replica, metrics: dict[str, Any], lags: tuple[int, ...]
     ) -> None:
-        """Take metrics as they lie on the device; never waits for them."""
+        """Store metrics as they are on the device; never waits for them."""
         observes = replica[0] in self._observers
         if not observes and replica[0] not in self._ends and replica[0] not in self._free:
             return
@@ -111,18 +111,18 @@ class Collector:
             self._queue.put((tick, replica, metrics, lags))
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """What observers have shown since, each with the tick whose values they looked at."""
+        """New metrics of observers, each with the tick whose values were read."""
         while not self._looked.empty():
             tick, metrics = self._looked.get()
             yield tick, {name: np.asarray(x) for name, x in metrics.items()}
 
     @property
-    def told(self) -> int:
-        """The first tick that is yet to be given back."""
+    def next_tick(self) -> int:
+        """The first tick whose metrics haven't been returned yet."""
         return self._next
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Ticks whose metrics have all come in, in order."""
+        """Ticks whose metrics are complete, in order."""
         while not self._queue.empty():
             tick, replica, metrics, lags = self._queue.get()
             if replica[0] in self._free:

@@ -1,4 +1,7 @@
-"""One end of a fragment: its values, and its program turned tick by tick. Needs no JAX itself."""
+"""Runs one endpoint of a fragment: holds its values, and executes its program tick by tick.
+
+Needs no JAX itself.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ Lags = tuple[int, ...]
 
 
 class Failure(Exception):
-    """A worker's error, with the replica and tick it happened at."""
+    """A replica's error, with the replica and the tick at which it was raised."""
 
     def __init__(self, replica: Replica, tick: int, error: BaseException) -> None:
         super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
@@ -51,7 +54,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lagged:
-    """A channel whose reader is `lag` ticks behind."""
+    """A channel whose reader lags by `lag` ticks."""
 
     channel: str
     writer: str
@@ -61,7 +64,7 @@ class Lagged:
 
 
 class FragmentExecutor(Protocol):
-    """What all endpoints of one fragment share: its data, and the means to run it."""
+    """Runs the segments of one fragment for all of its endpoints in this process."""
 
     @property
     def spec(self) -> FragmentSpec:
@@ -69,28 +72,28 @@ class FragmentExecutor(Protocol):
         ...
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
-        """What a segment makes of what one endpoint has read."""
+        """Run a segment on the arguments of one endpoint; returns its results."""
         ...
 
     def share(self, name: str, x: Any, end: int, *, is_owned: bool) -> Any:
-        """An endpoint's own rows of a value that all carry together, in memory of its own.
+        """A copy of an endpoint's rows of a value that holds the rows of all endpoints.
 
-        An owned value may be used up.
+        An owned value may be donated instead of copied.
         """
         ...
 
     def receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
-        """A message in memory of the executor's own, where its segments want it."""
+        """A copy of a message, placed where the executor's segments read it."""
         ...
 
     def copy(self, x: Any) -> Any:
-        """A copy that nothing else changes."""
+        """A copy that shares no memory with `x`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """An end has reached a move and waits for leave."""
+    """An endpoint has reached a move and waits until flow control allows it."""
 
     channel: str
     takes: bool
@@ -99,38 +102,38 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """An end of a server has reached a segment, and wants its results."""
+    """An endpoint of a server has reached a segment and requests its results."""
 
     segment: Segment
     args: list[Any]
 
 
 class Reporter(Protocol):
-    """Where ends leave what others are to see of them."""
+    """Receives metrics, states and status from endpoints."""
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
-        """Hand over a tick's metrics, and how many ticks late what it used was."""
+        """Report a tick's metrics, and the lags of the messages that it used."""
         ...
 
     def keep(self, worker: ReplicaRunner) -> None:
-        """Keep what an end carries, to go back to if a later tick goes wrong."""
+        """Keep a copy of an endpoint's state, to return to if a later tick fails."""
         ...
 
     def snap(self, worker: ReplicaRunner) -> None:
-        """Take an end's part of the snapshot that was asked for."""
+        """Store an endpoint's part of the requested snapshot."""
         ...
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
-        """Note that a replica begins to run a stage in Python."""
+        """Record that a replica starts to run a stage in Python."""
         ...
 
     def leave_stage(self, replica: Replica) -> None:
-        """Note that the stage has returned or failed."""
+        """Record that the stage has returned or failed."""
         ...
 
 
 class ReplicaRunner:
-    """One end of a fragment: a replica, one of its groups, or all where they run as one program."""
+    """One endpoint of a fragment: a replica, one group of it, or all replicas of one program."""
 
     def __init__(
         self,
@@ -157,8 +160,8 @@ class ReplicaRunner:
         if not executor.spec.is_copied:
             self._start = start.without(start.values)
 
-    def go_on(self, tick: int, snapped: int) -> None:
-        """Take the place of one that is gone: at a tick of its own, after so many snapshots."""
+    def start_at(self, tick: int, snapped: int) -> None:
+        """Start as a replacement, at `tick`, after `snapped` snapshots."""
         self.tick, self._snapped = tick, snapped
 
     @property
@@ -168,13 +171,13 @@ class ReplicaRunner:
 
     @property
     def carried(self) -> dict[str, Any]:
-        """What this end carries between ticks."""
+        """The values that this endpoint carries between ticks."""
         return {before: self._env[before] for before, _ in self._executor.spec.program.carry}
 
     def prime(self, line: Lagged) -> None:
-        """Send what a lagged reader sees before the first tick.
+        """Send the messages that a lagged reader takes in its first ticks.
 
-        It is what was on its way when the snapshot was taken, or else what this end starts from.
+        They are those in flight when the snapshot was taken, or else this endpoint's start values.
         """
         self._sent[line.channel] = line, deque(maxlen=line.lag)
         for age in range(line.lag, 0, -1):
@@ -190,7 +193,7 @@ class ReplicaRunner:
 
     @property
     def past(self) -> dict[str, Any]:
-        """What this end has sent to lagged readers that they have yet to take."""
+        """The messages to lagged readers that are still in flight, by value and age."""
         return {
             past_name(line.reader, v, age): message[v]
             for line, messages in self._sent.values()
@@ -200,34 +203,34 @@ class ReplicaRunner:
 
     @property
     def in_flight(self) -> int | None:
-        """Turns of asynchronous writers in flight: begun, and not yet used by this endpoint.
+        """The number of asynchronous turns in flight: begun, and not yet used by this endpoint.
 
-        None if it uses none.
+        None if it reads from no asynchronous writers.
         """
-        stiles = [channel.state for channel in self._channels.values()]
-        mine = [s for s in stiles if s.sheet.gate.reader == self.replica[0]]
+        states = [channel.state for channel in self._channels.values()]
+        mine = [s for s in states if s.sheet.gate.reader == self.replica[0]]
         return next((s.in_flight for s in mine if takes_some(s.sheet.gate.flow)), None)
 
     @property
     def _turn_number(self) -> int:
-        """How many ticks this end has made here: channels count from where the run began."""
+        """The number of ticks in this run: channels count from where the run began."""
         return self.tick - self._start.tick
 
     @property
     def _shown_tick(self) -> int:
-        """The tick that metrics are of; if asynchronous, the one whose values were read."""
+        """The tick that metrics belong to; if asynchronous, the tick whose values were read."""
         looked = self.is_free and self._version < NEVER
         return self._start.tick + self._version if looked else self.tick
 
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
-        """Turn ticks up to the limit; every move is announced before it is made."""
+        """Run ticks up to the limit; yields every move before it is made."""
         program = self._executor.spec.program
         first = self._first_puts(program)
         while limit.may_turn() if self.is_free else limit.may_start(self.tick):
             self._version = NEVER if self.is_free else self._turn_number
             self._lags.clear()
             yield from self._run(program.operations[:first])
-            self._answer(limit)
+            self._deliver(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
             if due and self._executor.spec.is_copied:
                 self._reporter.keep(self)
@@ -240,9 +243,9 @@ class ReplicaRunner:
             self.broken = False
 
     def _first_puts(self, program: Program) -> int:
-        """How many values a tick begins with sending: their readers needn't wait for copies.
+        """The number of puts at the start of a tick: they are sent before the state is copied.
 
-        What goes to a lagged reader is part of what is copied, so it goes later.
+        Messages to lagged readers are part of the copy, so they are sent after it.
         """
         for count, op in enumerate(program.operations):
             if not isinstance(op, Move) or op.takes or op.channel in self._sent:
@@ -254,7 +257,9 @@ class ReplicaRunner:
         for operation in operations:
             if isinstance(operation, Move):
                 yield Wants(operation.channel, operation.takes, self._turn_number)
-            self.broken = True  # one that waits for its first message has not begun its tick
+            self.broken = (
+                True  # set here: one that waits for its first message has not begun its tick
+            )
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
@@ -292,20 +297,20 @@ class ReplicaRunner:
         if channel in self._sent:
             self._sent[channel][1].appendleft(message)
 
-    def _answer(self, limit: Limit) -> None:
-        """Give a part of the snapshot, if one is wanted of this tick."""
+    def _deliver(self, limit: Limit) -> None:
+        """Deliver a part of the snapshot, if one is requested of this tick."""
         asked = limit.asked
         if asked.number > self._snapped and (self.is_free or asked.tick == self.tick):
             self._snapped = asked.number
             self._reporter.snap(self)
 
     def share(self) -> Share:
-        """A copy of what this end carries, and what it sent to lagged readers."""
+        """A copy of this endpoint's state, with the messages in flight to lagged readers."""
         carried = {name: self._executor.copy(x) for name, x in self.carried.items()}
         return Share(self.tick, carried, self.past, self.in_flight or 0)
 
     def handed_over(self) -> Share:
-        """The same without a copy, of an end that doesn't go on."""
+        """The state without a copy, for an endpoint that runs no further tick."""
         return Share(self.tick, dict(self.carried), self.past)
 
     def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
@@ -350,7 +355,7 @@ class ReplicaRunner:
             self._reporter.leave_stage(self.replica)
 
     def _check_not_forked(self, task: Task) -> None:
-        """End this process if it is a copy that the stage forked: two would run one replica."""
+        """Exit if this process is a fork made by the stage: two would run the same replica."""
         if os.getpid() != self._pid:
             sys.stderr.write(
                 f"stage `{task.stage}` called os.fork() and returned in both processes; "
@@ -364,7 +369,7 @@ class ReplicaRunner:
         return RunError(
             f"host stage `{task.stage}` failed in {fragment}[{end}]{which} at tick {self.tick}: "
             f"{what}",
-            "It is Python outside Shoal that stopped: mend it there, "
+            "The error is in Python code outside Shoal: fix it there, "
             'or step through it with backend="inline".',
             place or task.source,
         )

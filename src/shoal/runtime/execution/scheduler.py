@@ -1,4 +1,4 @@
-"""The scheduler of one thread: runs its endpoints, each as far as it can go, whichever is ready."""
+"""Schedules the endpoints of one thread: runs each one that is ready until it has to wait."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shoal.runtime.channels.flow_control import waits
 from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.replica_runner import Failure, ReplicaRunner, Runs, Wants
 
-LONG_WAIT_S = 1.0  # of waiting, before it is reported
+LONG_WAIT_S = 1.0  # a wait is reported after this long
 RunMany = Callable[[list[Runs]], Sequence[Sequence[Any]]]
 
 
 class Stopped(Exception):
-    """Raised in a scheduler that waits when the run stops."""
+    """Raised in a waiting scheduler when the run stops."""
 
 
 class Scheduler:
-    """Turns its ends until all that count ticks have ended."""
+    """Runs its endpoints until all synchronous ones have finished."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Scheduler:
         self._report, self._has_reported = (lambda text: None), False
 
     def reports_to(self, report: Callable[[str], None]) -> Scheduler:
-        """Call `report` with what is waited for when that lasts, and with "" when it ends."""
+        """Call `report` with the reason of a long wait, and with "" when the wait ends."""
         self._report = report
         return self
 
     @property
     def name(self) -> str:
-        """Its endpoints, in short."""
+        """The fragment and the range of its endpoints."""
         (fragment, first), *others = self._workers
         return f"{fragment}[{first}{f'-{others[-1][1]}' if others else ''}]"
 
@@ -61,27 +61,27 @@ class Scheduler:
         return all(w.is_free for w in self._workers.values())
 
     def turn(self, limit: Limit) -> None:
-        """Turn every end up to the limit."""
+        """Run every endpoint up to the limit."""
         fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._turning}
-        self._turning |= fresh  # free ends are still in the turn that the last limit left them in
-        ready = self._ready  # also those that could go on when the last limit was reached
+        self._turning |= fresh  # asynchronous endpoints are still in their turn from before
+        ready = self._ready  # also those that were ready when the last limit was reached
         ready.extend((replica, None) for replica in fresh)
         while self._is_needed():
             while ready:
                 self._advance(*ready.popleft())
-            ready.extend((r, None) for r in self._free())
+            ready.extend((r, None) for r in self._released())
             if not ready and self._is_due():
-                ready.extend(self._answers())
+                ready.extend(self._serve_batch())
             if not ready and self._is_needed():
                 self._sleep()
 
     def _is_needed(self) -> bool:
-        """Whether there are ends left that count ticks, or only free ones from the start."""
+        """Whether a synchronous endpoint is left to run, or any if all are asynchronous."""
         counted = [r for r, w in self._workers.items() if not w.is_free]
         return any(r in self._turning for r in counted or self._workers)
 
     def _advance(self, replica: Replica, value: Any) -> None:
-        """Turn one end until it has to wait."""
+        """Run one endpoint until it has to wait."""
         end, worker = self._turning[replica], self._workers[replica]
         try:
             while True:
@@ -107,22 +107,22 @@ class Scheduler:
             return state.may_take(replica[1], wants.tick)
         return state.may_put(replica[1])
 
-    def _free(self) -> list[Replica]:
-        """Ends that waited and now may go on."""
+    def _released(self) -> list[Replica]:
+        """Endpoints whose wait is over; they wait no longer."""
         found = [r for r, wants in self._waiting.items() if self._may(r, wants)]
         for replica in found:
             del self._waiting[replica]
         return found
 
     def _is_due(self) -> bool:
-        """Whether to serve the requests there are, rather than wait for more of them."""
+        """Whether to run the pending requests now, rather than wait for more of them."""
         if not self._asking:
             return False
         enough = len(self._asking) >= (self._serve.max_batch or len(self._workers))
         return enough or time.monotonic() - self._since >= self._serve.max_wait
 
-    def _answers(self) -> list[tuple[Replica, Any]]:
-        """Run what was asked for, as many ends together as ask for the same segment."""
+    def _serve_batch(self) -> list[tuple[Replica, Any]]:
+        """Run pending requests for one segment as a batch; returns the results by endpoint."""
         assert self._run_many is not None
         most = self._serve.max_batch or len(self._asking)
         first = next(iter(self._asking.values()))
@@ -135,7 +135,7 @@ class Scheduler:
         if self._waker is None:
             raise RunError(
                 "the plan is stuck: " + "; ".join(self.waits()),
-                "This is a fault of Shoal's planner.",
+                "This is a bug in Shoal's planner: please report it.",
             )
         left = (
             self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG_WAIT_S
@@ -150,6 +150,6 @@ class Scheduler:
         return any(self._may(r, wants) for r, wants in self._waiting.items())
 
     def waits(self) -> list[str]:
-        """Which endpoint waits for which, a line each."""
+        """The fragment that each waiting endpoint waits for, a line each."""
         gates = {name: c.state.sheet.gate for name, c in self._channels.items()}
         return list(waits((r, gates[w.channel], w.takes) for r, w in self._waiting.items()))

@@ -11,20 +11,20 @@ from shoal.errors import RunError
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a run needs to go on from a tick.
+    """All that a run needs to continue from a tick.
 
-    `values` is the carried state by name. `past` holds the older versions that lagged readers still
-    wait for, named by `past_name`; where one is missing, its reader starts from the newest.
+    `values` is the carried state by name. `past` holds the older versions that lagged readers have
+    yet to take, named by `past_name`; where one is missing, its reader starts from the newest.
     """
 
     tick: int
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
-    is_owned: bool = False  # no other holds these arrays: a run may use them up
-    in_flight: int = 0  # asynchronous turns that were begun and not used: they are dropped
+    is_owned: bool = False  # no other holds these arrays: a run may donate them
+    in_flight: int = 0  # asynchronous turns begun and not yet used: a restart drops them
 
     def without(self, names: Iterable[str]) -> Snapshot:
-        """What is left of it when these values are given away."""
+        """The snapshot without these values."""
         gone = set(names)
         return replace(self, values={n: x for n, x in self.values.items() if n not in gone})
 
@@ -41,7 +41,7 @@ def check_complete(snapshot: Snapshot, names: Iterable[str]) -> Snapshot:
 
 
 class Share(NamedTuple):
-    """One end's part of a snapshot; of an asynchronous one, `tick` is its own."""
+    """One endpoint's part of a snapshot; `tick` is its own if it is asynchronous."""
 
     tick: int
     carried: dict[str, Any]
@@ -50,22 +50,22 @@ class Share(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A snapshot that the driver wants: the how many-th, and before which tick."""
+    """A snapshot that the driver requests: its number, and the tick it is taken before."""
 
     number: int = 0
     tick: int = -1
 
 
 def past_name(reader: str, value: str, age: int) -> str:
-    """What a reader sees of a value that was made `age` ticks ago."""
+    """The name under which a reader sees a value that was made `age` ticks ago."""
     return f"{reader}:{value}@{age}"
 
 
 def is_past(name: str) -> bool:
-    """Whether a name is one that `past_name` makes."""
+    """Whether `past_name` made a name."""
     return "@" in name
 
 
 def value_of(past: str) -> str:
-    """The value that a past name is about."""
+    """The value that a name from `past_name` is of."""
     return past.partition(":")[2].rpartition("@")[0]

@@ -1,4 +1,4 @@
-"""The threads backend: a thread for each scheduler, each with a waker of its own."""
+"""The threads backend: one thread and one waker for each scheduler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shoal.runtime.execution.scheduler import Scheduler, Stopped
 
 
 class ThreadWaker:
-    """Wakes a thread; after `halt` no thread sleeps any more."""
+    """Wakes a thread; once `halt` is set, no thread sleeps."""
 
     def __init__(self, halt: threading.Event) -> None:
         self._event, self._halt = threading.Event(), halt
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when rung, when `ready`, or after so many seconds; raise if all is to stop."""
+        """Return when notified, when `ready`, or after `seconds`; raise if the run stops."""
         self._event.clear()
         if not self._halt.is_set() and not ready():
             self._event.wait(seconds)
@@ -30,7 +30,7 @@ class ThreadWaker:
 
 
 class Threads:
-    """Teams on threads: the first failure stops all."""
+    """Schedulers on threads: the first failure stops all."""
 
     def __init__(
         self, schedulers: Sequence[Scheduler], wakers: Sequence[ThreadWaker], halt: threading.Event
@@ -59,14 +59,14 @@ class Threads:
             self.stop(Failure((scheduler.name, 0), 0, error))
 
     def stop(self, failure: Failure | None = None) -> None:
-        """Wake all threads for good; the first failure is kept."""
+        """Stop all threads; the first failure is kept."""
         self.failure = self.failure or failure
         self._halt.set()
         for waker in self._wakers:
             waker.notify()
 
     def alive(self) -> bool:
-        """Whether any scheduler that counts ticks still runs; if none, asynchronous ones stop."""
+        """Whether any synchronous scheduler still runs; if none, the asynchronous ones stop."""
         counted = [
             t for t, one in zip(self.threads, self._schedulers, strict=True) if not one.is_free
         ]

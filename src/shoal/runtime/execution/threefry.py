@@ -1,12 +1,13 @@
-"""JAX's own random bits on the CPU, without the loop that JAX lowers them to there.
+"""Lowers JAX's threefry2x32 on CPUs without the loop that JAX emits there.
 
 JAX emits threefry2x32 on CPUs as a loop of five turns, about 260 small operations for each
-environment step; spelled out, XLA fuses it into one (a third of the time of collecting with few
+environment step; unrolled, XLA fuses it into one (a third of the time of collecting with few
 environments, see benchmarks/README.md). The bits are the same.
 
-From JAX 0.11 on, XLA also copies it into whatever uses its bits, keys drawn from keys drawn from
-keys: programs that split many took minutes to compile (a first state over 100 s instead of 3).
-A barrier behind it ends that; with 0.10 it would cost some 7 % of collecting with 8 environments.
+From JAX 0.11 on, XLA also duplicates it into each operation that uses its bits, through chains of
+split keys: programs with many splits took minutes to compile (a first state over 100 s, not 3).
+An optimization barrier prevents that; with 0.10 it would cost some 7 % of collecting with 8
+environments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many ticks of a plan of one program as one function."""
+"""Compiles many ticks of a plan of one program as one function."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_TICKS = 64
 def many_ticks(lowering: Lowering, program: Program) -> Callable[..., tuple[Any, ...]]:
     """A function of (number of ticks, carry, constants): the carry after them, and metrics.
 
-    Metrics come stacked, `MOST_TICKS` long; only the first ones, as many as there were ticks,
-    count. Keys come and go as their data.
+    Metrics are stacked to a length of `MOST_TICKS`; only the first entries, one for each tick, are
+    valid. PRNG keys are passed as their key data.
     """
     (segment,) = program.operations
     assert isinstance(segment, Segment)
@@ -57,7 +57,7 @@ def many_ticks(lowering: Lowering, program: Program) -> Callable[..., tuple[Any,
 
 
 def parts_of(lowering: Lowering, program: Program) -> list[Part]:
-    """Which parts of many ticks could be kernels on their devices, and why others can't."""
+    """The parts of many ticks that can run as kernels, and why the others can't."""
     names = [*(before for before, _ in program.carry), *program.constants]
     values = [lowering.in_one(name) for name in names]
     specs = [
@@ -73,7 +73,7 @@ def parts_of(lowering: Lowering, program: Program) -> list[Part]:
 
 
 def given_away(program: Program) -> tuple[int, ...]:
-    """Which arguments of `many_ticks` it may write over: the carry."""
+    """The arguments of `many_ticks` that are donated: the carry."""
     return tuple(range(1, 1 + len(program.carry)))
 
 

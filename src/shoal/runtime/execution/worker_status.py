@@ -1,4 +1,4 @@
-"""What a worker is doing: how far it is, what it waits for, and which Python it is in."""
+"""The status of a worker: its tick, what it waits for, and the Python stage that it runs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class WorkerStatus(NamedTuple):
-    """A worker at one moment."""
+    """The status of a worker at one moment."""
 
-    tick: int  # ticks it has started; of an asynchronous one, those it has made
-    waits_for: str = ""  # where that has lasted for long
+    tick: int  # ticks started; if asynchronous, ticks completed
+    waits_for: str = ""  # empty unless the wait is a long one
     pid: int = 0
-    stage: str = ""  # the stage in Python that it is in, if it is in one
+    stage: str = ""  # the Python stage that it runs, if any
     stage_tick: int = 0
-    seconds: float = 0.0  # that it has been in the stage
+    seconds: float = 0.0  # since the stage was called
 
     @property
     def where(self) -> str:
-        """The stage it is in and for how long, in words."""
+        """The stage that it runs and for how long, in words."""
         return f"stage `{self.stage}` at tick {self.stage_tick} for {self.seconds:.0f} s"

@@ -1,6 +1,6 @@
-"""How a message's arrays are packed between hosts: as they are, as bfloat16, or compressed.
+"""Encodes messages between hosts: unchanged, as bfloat16, or compressed with lz4.
 
-Also where a message lies until it was acknowledged, and where one that comes is read to.
+Also the buffers of messages until they are acknowledged, and of incoming messages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shoal.runtime.net.wire import ProtocolError
 
 
 def check_packing(packing: Packed) -> Packed:
-    """`packing` if what it needs is installed."""
+    """`packing`, if the packages that it needs are installed."""
     if "lz4" in packing.how and find_spec("lz4") is None:
         raise MissingExtraError("lz4", "lz4")
     return packing
 
 
 class Codec:
-    """A message as it goes to one worker; all memory that it needs is allocated before."""
+    """Packs and unpacks the messages to one worker, in memory that is allocated once."""
 
     def __init__(self, parts: Sequence[tuple[tuple[int, ...], Any]], packing: Packed) -> None:
         self.plain = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in parts)
@@ -50,18 +50,18 @@ class Codec:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and most bytes that it has when packed."""
+        """The minimum and maximum size in bytes of a packed message."""
         return (min(1, self.length) if self.is_compressed else self.length), self.length
 
     def lent(self, values: Sequence[np.ndarray]) -> list[Any] | None:
-        """These values as they lie, if they can be sent so; None if they have to be packed."""
+        """Buffers of these values without a copy; None if they have to be packed."""
         for x, room in zip(values, self.arrays, strict=True):
             if x.dtype != room.dtype or x.shape != room.shape or not x.flags.c_contiguous:
                 return None
         return None if self.is_compressed else [raw(x) for x in values]
 
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
-        """The bytes to send for these values, and how many they are."""
+        """Pack values; returns the buffers to send and their size in bytes."""
         for x, room in zip(values, self.arrays, strict=True):
             room[...] = x
         if not self.is_compressed:
@@ -74,11 +74,11 @@ class Codec:
         return [self._bytes], self.length
 
     def room(self, length: int) -> np.ndarray:
-        """Where a message of `length` bytes is read to before it is unpacked."""
+        """The buffer for a message of `length` bytes before it is unpacked."""
         return self._whole[:length]
 
     def unpack(self, length: int) -> None:
-        """Set `arrays` to those of the message of `length` bytes that was read."""
+        """Unpack a message of `length` bytes into `arrays`."""
         if length == self.length:
             return
         import lz4.block
@@ -93,7 +93,7 @@ class Codec:
 
 
 def raw(x: np.ndarray) -> np.ndarray:
-    """The bytes of an array, without a copy."""
+    """The bytes of an array as a view."""
     return x.reshape(-1).view(np.uint8)
 
 
@@ -104,7 +104,7 @@ def _bfloat16() -> Any:
 
 
 class Outgoing:
-    """One message as it is sent: from where its maker has it, until it is kept."""
+    """An outgoing message: views of the sender's arrays, until it is copied."""
 
     __slots__ = ("kept", "length", "number", "version", "views")
 
@@ -114,10 +114,10 @@ class Outgoing:
 
 
 class SendBuffer:
-    """One end's messages, as some workers get them, until they were acknowledged.
+    """One endpoint's messages to some workers, kept until they are acknowledged.
 
-    A message is sent from where its arrays lie and copied afterwards, so that it can be sent again
-    after its maker has changed them. `slots` is how many may be unacknowledged; 0 if any number.
+    A message is sent directly from its arrays and copied afterwards, so that it can be sent again
+    after the sender has changed them. At most `slots` may be unacknowledged; 0 means no limit.
     """
 
     def __init__(self, parts: list[Target], packing: Packed, slots: int) -> None:
@@ -128,7 +128,7 @@ class SendBuffer:
         self.newest, self.plain = Outgoing(), self._codecs[0].plain
 
     def put(self, message: Message, number: int, version: int) -> Outgoing:
-        """A message that is to be sent; nothing is done if it is the newest already."""
+        """Prepare a message for sending; does nothing if it is the newest already."""
         if self.newest.number == number:
             return self.newest
         values = []
@@ -148,7 +148,7 @@ class SendBuffer:
         return found
 
     def keep(self) -> None:
-        """Once the newest message is sent, copy it unless it is read-only."""
+        """Copy the newest message after it was sent, unless it is read-only."""
         if not self.newest.kept:
             self.newest.views, _ = self._codec(self.newest.number).pack(self._values)
             self.newest.kept, self._values = True, []
@@ -158,7 +158,7 @@ class SendBuffer:
 
 
 class Landing:
-    """Where one message that comes is read to; what lies otherwise when packed is moved after."""
+    """The buffers of one incoming message; packed arrays are unpacked to their targets."""
 
     def __init__(self, targets: list[Target], packing: Packed) -> None:
         self._targets = [target for target, *_ in targets]
@@ -172,11 +172,11 @@ class Landing:
         ]
 
     def views(self, length: int) -> list[Any]:
-        """Buffers for `length` bytes."""
+        """The buffers for a body of `length` bytes."""
         return [self._codec.room(length)] if self._codec.is_compressed else self._views
 
     def settle(self, length: int) -> None:
-        """All bytes have come: unpack them, and move what is to lie elsewhere."""
+        """Unpack a complete message to its targets."""
         if self._codec.is_compressed:
             self._codec.unpack(length)
             for into, x in zip(self._targets, self._codec.arrays, strict=True):
@@ -187,7 +187,7 @@ class Landing:
 
 
 def is_fixed(x: Any) -> bool:
-    """Whether an array is read-only, such as one of JAX: it is kept without a copy."""
+    """Whether an array is read-only, such as a JAX array: no copy is needed."""
     while isinstance(x, np.ndarray):
         if x.flags.writeable:
             return False
@@ -196,5 +196,5 @@ def is_fixed(x: Any) -> bool:
 
 
 def codec_of(targets: list[Target], packing: Packed) -> Codec:
-    """How a message is packed that is to lie in these arrays."""
+    """The codec of messages for these target arrays."""
     return Codec([(target.shape, target.dtype) for target, *_ in targets], packing)

@@ -1,7 +1,7 @@
-"""One connection to a worker of another host, which is made again if it breaks.
+"""A connection to a worker on another host, which is re-established if it breaks.
 
-Frames have sequence numbers, and what was sent is kept until the other side acknowledges it;
-what it lacks is sent again on the next connection, so that everything comes once and in order.
+Frames have sequence numbers, and are kept until the other side acknowledges them. Unacknowledged
+frames are sent again after a reconnect, so that each arrives exactly once and in order.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from shoal.runtime.net.sockets import (
 )
 from shoal.runtime.net.wire import BYE, HEAD, TAG, Frame, Incoming, ProtocolError, Signing
 
-AHEAD = 16 * HEAD.size  # bytes that may be read before it is known where they belong
-LARGE, PIECE = 256 << 10, 1 << 20  # of an array this large, this much is waited for at once
+AHEAD = 16 * HEAD.size  # bytes that may be read before their buffer is known
+LARGE, PIECE = 256 << 10, 1 << 20  # an array this large is read in blocking pieces of this size
 NOTHING = Outgoing()
 
 
 class FrameHandler(Protocol):
-    """Takes the frames that come on a connection."""
+    """Handles the frames that arrive on a connection."""
 
     def room(self, frame: Frame) -> Sequence[Any]:
-        """Buffers for a frame's body."""
+        """The buffers for a frame's body."""
         ...
 
     def arrived(self, frame: Frame) -> None:
-        """A frame has come whole."""
+        """Handle a frame that is complete."""
         ...
 
     def gone(self, other: int) -> None:
-        """A worker that others can go on without is gone."""
+        """Handle the loss of a worker that the others can run without."""
         ...
 
     def replaced(self, other: int, let_in: Callable[[bytes], None]) -> Incoming:
-        """Say where the worker was whose place another takes; what may come from the new one."""
+        """Accept the replacement of a worker; returns the frames that are valid from it.
+
+        `let_in` sends it the counts of the worker that it replaces.
+        """
         ...
 
 
 class Inbox:
-    """Reads frames; bodies go straight where they belong, together with the head that follows."""
+    """Reads frames: bodies go directly to their buffers, together with the header that follows."""
 
     def __init__(self, incoming: Incoming, handler: FrameHandler) -> None:
         self.incoming, self._handler = incoming, handler
@@ -62,19 +65,19 @@ class Inbox:
         self.ended = False
 
     def restart(self) -> None:
-        """Read from a new connection: what has come half comes again."""
-        self._first = self._last = 0  # what is read ahead and not looked at yet
-        self._frame: tuple[Frame, int, bytes] | None = None  # whose body is to come
+        """Reset for a new connection: an incomplete frame is sent again."""
+        self._first = self._last = 0  # the range that is read ahead and not parsed yet
+        self._frame: tuple[Frame, int, bytes] | None = None  # the frame whose body is being read
         self._body: Sequence[Any] = ()
-        self._views: Sequence[Any] = ()  # where the rest of it goes
+        self._views: Sequence[Any] = ()  # the buffers of the rest of it
         self._left = 0
-        self._wide = AHEAD  # how much is read ahead: many heads at once where they have no bodies
+        self._wide = AHEAD  # bytes to read ahead: many headers at once if they have no bodies
 
     def read(self, sock: socket.socket) -> None:
-        """Take what is there, without waiting for more.
+        """Read the available bytes, without waiting for more.
 
-        Of a large array that has begun to come the next piece is waited for, for a moment at most.
-        Raises EOFError where nothing will come any more, BlockingIOError where nothing is there.
+        Within a large array it waits for the next piece, for the socket's timeout at most. Raises
+        EOFError at the end of the stream, BlockingIOError if nothing is available.
         """
         if self._views and len(self._views[0]) >= LARGE:
             count = sock.recv_into(self._views[0][:PIECE], 0, socket.MSG_WAITALL)
@@ -92,7 +95,7 @@ class Inbox:
         self._heads()
 
     def _filled(self, count: int) -> None:
-        """`count` bytes of a body have come where they belong."""
+        """Count `count` bytes of a body that were read to their buffers."""
         self._left -= count
         self._views = after(self._views, count) if self._left else ()
         if not self._left:
@@ -110,7 +113,7 @@ class Inbox:
             self._handler.arrived(frame)
 
     def _heads(self) -> None:
-        """Look at what was read ahead; what belongs to a body is moved there."""
+        """Parse what was read ahead; bytes of a body are moved to its buffers."""
         ahead = self._ahead
         while self._frame is None and self._last - self._first >= HEAD.size:
             head = bytes(ahead[self._first : self._first + HEAD.size])
@@ -123,7 +126,7 @@ class Inbox:
             self._first, self._last = 0, left
 
     def _begin(self, frame: Frame, sequence: int, head: bytes) -> None:
-        """A head has come: its body, if it has one, comes next."""
+        """Prepare to read the body that follows a header, if there is one."""
         self._frame = frame, sequence, head
         self._body = self._handler.room(frame) if frame.length else ()
         self._views, self._left = self._body, frame.length
@@ -155,7 +158,7 @@ class _Unacknowledged(NamedTuple):
 
 
 class Connection:
-    """A connection to one other worker, from when it first stands until one of them ends."""
+    """A connection to one other worker, across reconnects, until one of the two ends."""
 
     def __init__(
         self,
@@ -166,24 +169,24 @@ class Connection:
         loose: bool = False,
     ) -> None:
         self.name, self._check, self._wake = name, check, wake
-        self.loose = loose  # others go on without it, and another may take its place
+        self.loose = loose  # others can run without this worker, and it may be replaced
         self.sock: socket.socket | None = None
         self.inbox: Inbox | None = None
-        self.broken, self.tried = "it isn't there yet", ""  # why it is broken, and not made again
-        self.since, self.patience = 0.0, 0.0  # when it broke, and for how many seconds it may
-        self.ended = self.refused = False  # by the other side, or by this one
-        self.away = True  # given up, until another takes its place
+        self.broken, self.tried = "it isn't there yet", ""  # why it broke, and why it isn't back
+        self.since, self.grace_s = 0.0, 0.0  # when it broke, and the seconds to reconnect
+        self.ended = self.refused = False  # closed by the other side; refused by this one
+        self.away = True  # given up, until it is replaced
         self._lock = threading.Lock()
         self._unacknowledged: dict[Hashable, _Unacknowledged] = {}
-        self._sequence = self._sent = 0  # of the last frame, and of the last one that was sent
-        self._direct = False  # whether a frame is sent by the thread that makes it
-        self._rest: list[Any] = []  # what is left of a frame that is sent again
+        self._sequence = self._sent = 0  # of the last frame made, and of the last one sent
+        self._direct = False  # whether the calling thread sends a frame itself
+        self._rest: list[Any] = []  # the rest of a frame that is being resent
         self._signing: Signing | None = None
 
     def send(self, frame: Frame, body: Outgoing = NOTHING, *, newest: bool = True) -> None:
-        """Send a frame, waiting for room on the way; without a connection, once there is one.
+        """Send a frame, waiting for buffer space; if disconnected, queue it until the reconnect.
 
-        Where only the `newest` of a key counts, it takes the place of those before.
+        If only the `newest` frame of a key counts, it replaces earlier ones in the queue.
         """
         with self._lock:
             self._forget()
@@ -203,12 +206,12 @@ class Connection:
             self.check()
 
     def kept(self) -> None:
-        """A message that was sent has been kept, and may be sent again now."""
+        """Continue resending: the body of the last frame was copied, so it may be sent again."""
         if not self._direct:
             self._wake()
 
     def _forget(self) -> None:
-        """Keep no longer what has come."""
+        """Drop the frames that were acknowledged."""
         acknowledged = self.inbox.incoming.acknowledged if self.inbox is not None else 0
         while self._unacknowledged:
             key = next(iter(self._unacknowledged))
@@ -217,7 +220,7 @@ class Connection:
             del self._unacknowledged[key]
 
     def _packed(self, sending: _Unacknowledged) -> tuple[list[Any], int]:
-        """A frame's bytes, and how many they are."""
+        """A frame's buffers, and their total size in bytes."""
         received = self.inbox.incoming.received if self.inbox is not None else 0
         head, body = sending.frame.pack(sending.sequence, received), sending.body.views
         if self._signing is None:
@@ -226,7 +229,7 @@ class Connection:
         return [head, *body, tag], HEAD.size + sending.frame.length + TAG
 
     def send_again(self) -> bool:
-        """Send what the other side lacks, without waiting; whether there is no room for more."""
+        """Resend unacknowledged frames without blocking; returns whether the socket is full."""
         with self._lock:
             while self.sock is not None and not self._direct:
                 if not self._rest:
@@ -236,7 +239,7 @@ class Connection:
                         self._direct = True
                         break
                     if not following.body.kept:
-                        return False  # its maker is about to, and calls `kept`
+                        return False  # its sender is about to copy it, and then calls `kept`
                     self._rest, _ = self._packed(following)
                     self._sent = following.sequence
                 try:
@@ -251,7 +254,7 @@ class Connection:
         return False
 
     def _fail(self, why: str) -> None:
-        """Let the reader notice that the connection is gone."""
+        """Mark the connection as broken, and shut it down so that its reader notices."""
         self.broken, self.since, self._direct = why, time.monotonic(), False
         self._cut()
 
@@ -260,9 +263,9 @@ class Connection:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def fall(self, why: str, patience: float) -> None:
-        """Note that the connection is gone, and close it."""
-        self._cut()  # a sender that waits gets an error
+    def fall(self, why: str, grace_s: float) -> None:
+        """Close the connection as broken; it may be re-established within `grace_s`."""
+        self._cut()  # a blocked sender gets an error
         with self._lock:
             if self.broken:
                 why = self.broken
@@ -270,10 +273,10 @@ class Connection:
                 self.since = time.monotonic()
             if self.sock is not None:
                 self.sock.close()
-            self.sock, self.broken, self.patience, self._direct = None, why, patience, False
+            self.sock, self.broken, self.grace_s, self._direct = None, why, grace_s, False
 
     def stand(self, sock: socket.socket, signing: Signing | None, *, direct: bool = True) -> None:
-        """Go on over a new connection."""
+        """Use a new socket from now on."""
         self._rest, self._signing = [], signing
         if self.inbox is not None:
             self.inbox.restart()
@@ -282,12 +285,12 @@ class Connection:
         self._direct = direct
 
     def open(self, inbox: Inbox) -> None:
-        """Let frames be read by this inbox."""
+        """Read frames with this inbox."""
         inbox.signing = self._signing
         self.inbox = inbox
 
     def renew(self, sock: socket.socket, signing: Signing | None) -> None:
-        """Another worker takes the place of the one that was there: nothing of its counts."""
+        """Use a new socket for a worker that replaces the old one: all state is reset."""
         with self._lock:
             if self.sock is not None:
                 self.sock.close()
@@ -298,55 +301,55 @@ class Connection:
             self.stand(sock, signing)
 
     def check_received(self, received: int) -> None:
-        """Raise unless the other side can have got that far."""
+        """Raise unless the other side can have received that frame."""
         acknowledged = self.inbox.incoming.acknowledged if self.inbox is not None else 0
         if not acknowledged <= received <= self._sequence:
-            raise ProtocolError(f"it has frame {received}, which can't be")
+            raise ProtocolError(f"it claims to have frame {received}, which is impossible")
 
     def resume(self, sock: socket.socket, signing: Signing | None, received: int) -> None:
-        """Go on over a new connection where the other side has all frames up to `received`."""
+        """Use a new socket after a reconnect; the other side has all frames up to `received`."""
         with self._lock:
             self._sent = received
             self.stand(sock, signing, direct=False)
 
     @property
     def is_direct(self) -> bool:
-        """Whether nothing is left to be sent again."""
+        """Whether no frame is left to be resent."""
         return self._direct
 
     @property
     def received(self) -> int:
-        """The last frame that came."""
+        """The sequence number of the last frame that arrived."""
         return self.inbox.incoming.received if self.inbox is not None else 0
 
     @property
     def is_broken(self) -> bool:
-        """Whether there is no connection, though both workers go on."""
+        """Whether the connection is down while both workers run."""
         return bool(self.broken) and not self.ended
 
     @property
     def left(self) -> float:
-        """Seconds in which a broken connection has yet to be made again."""
-        return self.since + self.patience - time.monotonic()
+        """Seconds left to re-establish a broken connection."""
+        return self.since + self.grace_s - time.monotonic()
 
     @property
     def is_wanted(self) -> bool:
-        """Whether frames are left that can't be sent unless it is made again."""
+        """Whether frames are left to be sent, now or after a reconnect."""
         needed = self.is_broken and not (self.refused or self.loose)
         behind = bool(self.sock) and not self._direct and not self.ended
         return (needed and bool(self._unacknowledged) and self.left > 0) or behind
 
     def check(self) -> None:
-        """Raise if the connection has been gone for so long that it counts as lost."""
+        """Raise if the connection was not re-established in time."""
         if self.is_broken and not self.loose and self.sock is None and self.left <= 0:
             raise LostError(
                 f"the connection to worker {self.name} is lost: {self.broken}, and it was not made "
-                f"again within {self.patience:g} s{f' ({self.tried})' if self.tried else ''}",
-                "Its own output, marked with its name, may say why; or its host is gone.",
+                f"again within {self.grace_s:g} s{f' ({self.tried})' if self.tried else ''}",
+                "The worker's own output, marked with its name, may say why; or its host is down.",
             )
 
     def close(self) -> None:
-        """Say that this worker has ended, unless the other has."""
+        """Send BYE and shut down the connection, unless the other side has closed it."""
         with suppress(OSError), self._lock:
             if self.sock is None:
                 return
@@ -357,11 +360,11 @@ class Connection:
             self.sock.shutdown(socket.SHUT_WR)
 
     def is_done(self) -> bool:
-        """Whether nothing of what was sent is still on its way."""
+        """Whether everything that was sent has been delivered."""
         sock = self.sock
         if self.broken or self.ended or sock is None:
             return True
         try:
             return is_delivered(sock)
-        except (OSError, ValueError):  # it broke, or was closed meanwhile
+        except (OSError, ValueError):  # it broke or was closed meanwhile
             return True

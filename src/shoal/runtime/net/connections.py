@@ -279,8 +279,8 @@ class Connections:
         self._loop.unwatch(link.sock)
         try:
             if isinstance(error, (OSError, EOFError)) and not link.ended:
-                patience = min(LOOSE_TIMEOUT_S, self.rejoin) if link.loose else self.rejoin
-                link.fall(why_of(error), patience)
+                grace_s = min(LOOSE_TIMEOUT_S, self.rejoin) if link.loose else self.rejoin
+                link.fall(why_of(error), grace_s)
                 if other in self._addresses and not self._closed:
                     self._calls.setdefault(other, _Call(RESUME))
                 return

@@ -1,7 +1,7 @@
-"""One poll loop for all sockets of a worker, which the worker runs itself while it waits.
+"""One event loop for all sockets of a worker, which the worker runs itself while it waits.
 
-A message that comes while its reader waits for it costs no switch between threads. While the
-worker does something else, a thread runs the loop, so that senders need not wait.
+A message that arrives while its reader waits needs no thread switch. While the worker does
+something else, a background thread runs the loop, so that senders don't block.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import NamedTuple
 
 from shoal.runtime.channels.channel import Waker
 
-PAUSE_S = 5e-3  # after a worker ran the loop itself, in which the thread leaves it to that
-LOOK_S = 0.1  # after which a thread that sleeps looks around
-TICK_S = 0.05  # between two looks at what is overdue
-MOST_SKIPPED = 64  # times that the only connection is read without a look at the other sockets
+PAUSE_S = 5e-3  # after a worker ran the loop, the thread waits this long before it does
+LOOK_S = 0.1  # between checks of a sleeping thread
+TICK_S = 0.05  # between checks of deadlines
+MOST_SKIPPED = 64  # consecutive reads of the only connection without polling other sockets
 READ, WRITE = select.POLLIN, select.POLLOUT
-Callback = Callable[[int], bool]  # of what a socket is ready for; whether anything came
+Callback = Callable[[int], bool]  # takes the ready mask; returns whether data arrived
 
 
 class Loop:
-    """Calls back for each socket that is ready, and `tick` while anything may become overdue."""
+    """Calls a callback for each ready socket, and `tick` while any deadline is pending."""
 
     def __init__(self, tick: Callable[[float], bool]) -> None:
         self._tick, self._tick_at, self._is_busy = tick, 0.0, True
-        self.turn = threading.RLock()  # held while anything is called back
+        self.turn = threading.RLock()  # held while callbacks run
         self._poll = _Poll()
         self._callbacks: dict[int, Callback] = {}
-        self._streams: dict[int, Callback] = {}  # those of connections that stand
+        self._streams: dict[int, Callback] = {}  # those of established connections
         self._skipped = 0
         self._called, self._words = threading.Event(), threading.Lock()
         self._leads, self._waiting, self._left = False, 0, 0.0
@@ -42,7 +42,7 @@ class Loop:
         self._wakes.settimeout(0)
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the thread; `wake` is called whenever the loop was called to look at once."""
+        """Start the thread; `wake` is called after each `call`."""
 
         def woken(_: int) -> bool:
             with suppress(OSError):
@@ -54,7 +54,7 @@ class Loop:
         threading.Thread(target=self._run, daemon=True).start()
 
     def watch(self, sock: socket.socket, callback: Callback, mask: int = READ) -> None:
-        """Call back when a socket is ready, instead of what was called before."""
+        """Set the callback for when a socket is ready."""
         with self.turn:
             is_new = sock.fileno() not in self._callbacks
             self._callbacks[sock.fileno()] = callback
@@ -63,24 +63,24 @@ class Loop:
         self._is_busy = True
 
     def watch_stream(self, sock: socket.socket, callback: Callback, mask: int) -> None:
-        """The same for a connection, which is read without asking where it is the only one."""
+        """Watch a connection; it is read without polling if it is the only one."""
         with self.turn:
             self.watch(sock, callback, mask)
             self._streams[sock.fileno()] = callback
 
     def unwatch(self, sock: socket.socket | None) -> None:
-        """Call back no more: when this returns, nothing is called back."""
+        """Remove a socket's callback; it is not running when this returns."""
         with self.turn:
             if sock is not None and self._callbacks.pop(sock.fileno(), None) is not None:
                 self._streams.pop(sock.fileno(), None)
                 self._poll.unregister(sock.fileno())
 
     def expect(self) -> None:
-        """Something may become overdue from now on."""
+        """Call `tick` from now on: a deadline is pending."""
         self._is_busy = True
 
     def step(self, seconds: float) -> bool:
-        """Do what there is to do, or comes within `seconds`; whether anything came."""
+        """Handle ready sockets, waiting up to `seconds`; returns whether data arrived."""
         if not seconds and len(self._streams) == 1 and self._skipped < MOST_SKIPPED:
             self._skipped += 1
             with self.turn:
@@ -91,7 +91,7 @@ class Loop:
         came = False
         with self.turn:
             for fd, mask in ready:
-                # One that was closed meanwhile, or whose number another has, finds nothing to read.
+                # One that was closed meanwhile, or whose fd was reused, has nothing to read.
                 if (callback := self._callbacks.get(fd)) is not None:
                     came = callback(mask) or came
             if self._is_busy and time.monotonic() >= self._tick_at:
@@ -100,14 +100,14 @@ class Loop:
         return came
 
     def call(self) -> None:
-        """Let the thread or worker that runs the loop look at once."""
+        """Wake the thread or worker that runs the loop."""
         self._is_busy = True
         self._called.set()
         with suppress(OSError):
             self._wakes.send(b"\0")
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closed = True
         self.call()
 
@@ -124,17 +124,17 @@ class Loop:
     # A worker that waits.
 
     def enter(self) -> None:
-        """A worker waits, whichever thread runs the loop."""
+        """Count a worker that waits."""
         with self._words:
             self._waiting += 1
 
     def leave(self) -> None:
-        """It waits no more."""
+        """Uncount a worker that waited."""
         with self._words:
             self._waiting -= 1
 
     def lead(self) -> bool:
-        """Let the calling worker run the loop, unless another does."""
+        """Let the calling worker run the loop; returns whether no other does."""
         with self._words:
             if self._leads:
                 return False
@@ -142,47 +142,47 @@ class Loop:
         return True
 
     def rest(self) -> None:
-        """Run the loop no more; the thread does if others wait."""
+        """Stop running the loop; the thread does if other workers wait."""
         self._left = time.perf_counter()
         self._leads = False
         if self._waiting > 1:
             self.call()
 
     def hand_over(self) -> None:
-        """Let the thread run the loop at once."""
+        """Stop running the loop; the thread runs it at once."""
         self.rest()
         self._left = 0.0
         self.call()
 
 
 class _Poll:
-    """The sockets that are ready; may be asked by two threads at once."""
+    """Polls sockets with epoll or poll; may be used by two threads at once."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._masks: dict[int, int] = {}
 
     def register(self, fd: int, mask: int) -> None:
-        """Ask for a socket from now on; the masks of `poll` and `epoll` are the same."""
+        """Add a socket; the masks of `poll` and `epoll` are the same."""
         self._masks[fd] = mask
         if self._epoll is not None:
             self._epoll.register(fd, mask)
 
     def modify(self, fd: int, mask: int) -> None:
-        """Ask for something else of a socket."""
+        """Change the mask of a socket."""
         if self._masks[fd] != mask:
             self._masks[fd] = mask
             if self._epoll is not None:
                 self._epoll.modify(fd, mask)
 
     def unregister(self, fd: int) -> None:
-        """Ask no more for a socket."""
+        """Remove a socket."""
         del self._masks[fd]
         if self._epoll is not None:
             self._epoll.unregister(fd)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:
-        """The sockets that are ready within `seconds`, and for what; all errors count as READ."""
+        """The sockets that are ready within `seconds`, with masks; all errors count as READ."""
         if self._epoll is not None:
             found = self._epoll.poll(seconds)
         else:
@@ -194,16 +194,16 @@ class _Poll:
 
 
 class Wakes(NamedTuple):
-    """What may end a worker's wait besides its connections."""
+    """What can end a worker's wait besides its connections."""
 
-    check: Callable[[], None]  # raises if all is to stop
-    alone: bool  # whether there is nothing else: no other worker of its host, no other thread
+    check: Callable[[], None]  # raises if the run stops
+    alone: bool  # whether nothing else can: no other worker of its host, no other thread
 
 
 class SocketWaker:
-    """The waker of a worker with connections: it runs their loop while it waits.
+    """The waker of a worker with connections, which runs their event loop while it waits.
 
-    One that nothing else can wake sleeps in the loop, any other by its own waker.
+    A worker that nothing else can wake sleeps in the loop, any other in its own waker.
     """
 
     def __init__(self, waker: Waker, loop: Loop, wakes: Wakes, spin: float = 0.0) -> None:
@@ -211,7 +211,7 @@ class SocketWaker:
         self._check, self._alone, self._spin = wakes.check, wakes.alone, spin
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when `ready`, or after `seconds` at most; raise if all is to stop."""
+        """Return when `ready`, or after `seconds` at most; raise if the run stops."""
         self._loop.enter()
         try:
             if not self._has_led(ready, seconds):
@@ -220,7 +220,7 @@ class SocketWaker:
             self._loop.leave()
 
     def _has_led(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Run the loop while waiting, unless another does; whether the wait is over then."""
+        """Run the loop while waiting, unless another does; returns whether the wait is over."""
         loop, now = self._loop, time.perf_counter()
         if not loop.lead():
             return False
@@ -236,14 +236,14 @@ class SocketWaker:
         return ends == loop.rest
 
     def _read(self, ready: Callable[[], bool], until: float) -> bool:
-        """Run the loop for as long as something comes, and a moment more; whether it is ready."""
+        """Run the loop while data arrives, and until `until`; returns whether it is ready."""
         step = self._loop.step
         while not ready():
             if step(0.0):
                 continue
             if time.perf_counter() >= until:
                 return False
-            os.sched_yield()  # to the process that we wait for, should it want this core
+            os.sched_yield()  # to the awaited process, if it needs this core
         return True
 
     def _sleep(self, ready: Callable[[], bool], until: float) -> None:
@@ -255,6 +255,6 @@ class SocketWaker:
             self._loop.step(left)
 
     def notify(self) -> None:
-        """Wake the owner."""
+        """Wake the worker that owns this waker."""
         self._waker.notify()
         self._loop.call()

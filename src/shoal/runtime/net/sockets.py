@@ -1,4 +1,4 @@
-"""Sockets: how whole buffers are sent, and how a failure is described."""
+"""Socket functions: listening, connecting, sending buffers, and describing failures."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 Address = tuple[str, int]
 LOOPBACK = "127.0.0.1"
-MOST_VIEWS = 512  # arrays that go in one call
-# Bytes that are sent in one call: during a longer one the kernel doesn't process what the other
-# side has read, so that sender and reader take turns (benchmarks/README.md).
+MOST_VIEWS = 512  # buffers per system call
+# Bytes per send call: in a longer one the kernel doesn't process the other side's acknowledgements,
+# so that sender and reader alternate (benchmarks/README.md).
 MOST_SENT = 512 << 10
 _ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 def listen(host: str = LOOPBACK) -> socket.socket:
-    """A socket that workers of other hosts can connect to, at a free port."""
+    """A listening socket at a free port, for workers on other hosts."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.create_server((host, 0), backlog=1024, family=family)
     found.set_inheritable(True)
@@ -29,7 +29,7 @@ def listen(host: str = LOOPBACK) -> socket.socket:
 
 
 def connecting(address: Address) -> socket.socket:
-    """A socket that connects in the background."""
+    """A non-blocking socket that is connecting to `address`."""
     family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     sock.settimeout(0)
@@ -40,7 +40,7 @@ def connecting(address: Address) -> socket.socket:
 
 
 def tuned(sock: socket.socket) -> socket.socket:
-    """A socket that sends at once, and notices when the other host is gone."""
+    """Set a socket to send at once and to detect a dead peer; returns it."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -49,14 +49,14 @@ def tuned(sock: socket.socket) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
-    # A blocking call returns now and then, to see whether the run is to stop.
+    # A blocking call returns periodically, to check whether the run stops.
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 200_000))
     return sock
 
 
 def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> None:
-    """Send all of these buffers of bytes, which have `left` bytes together."""
+    """Send all of these buffers, which have `left` bytes in total."""
     while left:
         try:
             sent = send_some(sock, views, left)
@@ -69,13 +69,13 @@ def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[
 
 
 def send_some(sock: socket.socket, views: list[Any], left: int, flags: int = 0) -> int:
-    """Send what one call may send of these buffers; how many bytes that was."""
+    """Send a part of these buffers in one call; returns the number of bytes sent."""
     some = views if left <= MOST_SENT else first(views, MOST_SENT)
     return sock.sendmsg(some if len(some) <= MOST_VIEWS else some[:MOST_VIEWS], (), flags)
 
 
 def first(views: Sequence[Any], count: int) -> list[Any]:
-    """The first `count` bytes of buffers of bytes, or all."""
+    """The first `count` bytes of these buffers, or all."""
     found: list[Any] = []
     for view in views:
         found.append(view if len(view) <= count else memoryview(view)[:count])
@@ -86,7 +86,7 @@ def first(views: Sequence[Any], count: int) -> list[Any]:
 
 
 def after(views: Sequence[Any], done: int) -> list[Any]:
-    """Buffers of bytes without their first `done` bytes."""
+    """These buffers without their first `done` bytes."""
     for i, view in enumerate(views):
         if done < len(view):
             return [memoryview(view)[done:], *views[i + 1 :]]
@@ -95,14 +95,14 @@ def after(views: Sequence[Any], done: int) -> list[Any]:
 
 
 def is_delivered(sock: socket.socket) -> bool:
-    """Whether the other host has all that was sent."""
+    """Whether the other host has received all sent bytes."""
     if not hasattr(termios, "TIOCOUTQ"):
         return True
     return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0] == 0
 
 
 def why_of(error: BaseException) -> str:
-    """Why a connection ended, in words."""
+    """The reason why a connection ended, in words."""
     match error:
         case EOFError():
             return "the other side closed it"

@@ -1,9 +1,9 @@
-"""The protocol between workers of different hosts: how a connection is proved, and its frames.
+"""The protocol between workers on different hosts: its handshake and its frames, without sockets.
 
-Both sides prove by a challenge that they know the run's token, which never travels itself. After
-that a connection carries frames: a head of fixed size, a body whose length the channel's spec
-bounds, and where the run asks for it a code (MAC) that needs the token to make. A frame
-that isn't exactly what is due is refused and ends the connection. Nothing here touches a socket.
+Both sides prove with a challenge-response that they know the run's token, which is never sent.
+After that a connection carries frames: a header of fixed size, a body whose length is bounded by
+the channel's spec, and optionally a message authentication code (MAC) keyed by the token. An
+unexpected frame is refused and ends the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 MAGIC, VERSION = b"SHOL", 4
 # magic, version, kind, channel, end, zero, number, stamp, length, sequence number, acknowledged
 HEAD = Struct("<4sBBHHHQqQQQ")
-# A message; how many were taken; how many were put; may I begin; you may; the sender has ended.
+# A message; messages taken; messages put; request to begin; grant; the sender has closed.
 DATA, TAKEN, COUNT, ASK, GRANT, BYE = range(1, 7)
 KINDS = {DATA: "data", TAKEN: "taken", COUNT: "count", ASK: "ask", GRANT: "grant", BYE: "bye"}
 Key = tuple[int, int, int]  # kind, channel, end
@@ -32,42 +32,42 @@ WELCOME = Struct("<Q32s")  # frames received, proof
 
 
 class ProtocolError(Exception):
-    """Why the other side of a connection is refused."""
+    """The other side of a connection violates the protocol, and is refused."""
 
 
 class Credentials(NamedTuple):
-    """What both sides of a connection must agree on: the run's token, and its channels."""
+    """What both sides of a connection must share: the run's token and its channels' layout."""
 
     token: bytes
-    layout: bytes  # a digest of all channels' specs
+    layout: bytes  # a digest of the specs of all channels
     signed: bool = False  # whether every frame carries a MAC
 
     def __repr__(self) -> str:
-        return "Credentials(...)"  # no token in a log
+        return "Credentials(...)"  # keeps the token out of logs
 
 
 class Claim(NamedTuple):
-    """What a worker that connects claims to be."""
+    """The claim of a connecting worker."""
 
     worker: int
-    peer: int  # the worker that it wants to reach
-    incarnation: int  # how many times its place had been taken before
+    peer: int  # the worker that it connects to
+    incarnation: int  # the number of times it was replaced
     kind: int = FIRST
-    received: int = 0  # the sequence number of the last frame that it has
+    received: int = 0  # the sequence number of the last frame it received
 
 
 def digest(text: str) -> bytes:
-    """The digest by which the specs of channels are compared."""
+    """The SHA-256 digest of a text."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def hello(nonce: bytes) -> bytes:
-    """The first bytes of a listener."""
+    """The first message of a listener: its nonce."""
     return HELLO.pack(MAGIC, VERSION, nonce)
 
 
 def pack_claim(known: Credentials, claim: Claim, greeting: bytes, nonce: bytes) -> bytes:
-    """The answer of a worker that connects to the listener's hello."""
+    """The reply of a connecting worker to the listener's hello."""
     (theirs,) = _unpack(greeting, HELLO)
     proof = _proof(known, CLAIMS[claim.kind], claim, theirs + nonce)
     worker, peer, incarnation, kind, received = claim
@@ -78,7 +78,7 @@ def pack_claim(known: Credentials, claim: Claim, greeting: bytes, nonce: bytes) 
 
 
 def check_claim(known: Credentials, me: int, nonce: bytes, data: bytes) -> tuple[Claim, bytes]:
-    """A claim that is proved, and both nonces; `nonce` is that of the listener's hello."""
+    """Check a claim's proof; returns the claim and both nonces. `nonce` is the listener's."""
     kind, worker, peer, incarnation, layout, received, theirs, proof = _unpack(data, CLAIM)
     claim = Claim(worker, peer, incarnation, kind, received)
     what = CLAIMS[kind] if kind < len(CLAIMS) else b""
@@ -86,20 +86,20 @@ def check_claim(known: Credentials, me: int, nonce: bytes, data: bytes) -> tuple
     if not (what and hmac.compare_digest(proof, right)):
         raise ProtocolError("its proof is wrong: it doesn't know the run's token")
     if peer != me:
-        raise ProtocolError(f"worker {worker} looks for worker {peer}, and this is {me}")
+        raise ProtocolError(f"worker {worker} wants worker {peer}, but this is worker {me}")
     if layout != _layout(known):
         raise ProtocolError(f"worker {worker} has another plan's channels")
     return claim, nonce + theirs
 
 
 def pack_welcome(known: Credentials, claim: Claim, received: int, nonces: bytes) -> bytes:
-    """The listener's answer that lets a worker in; `received` is the last frame that it has."""
+    """The listener's reply that accepts a worker; `received` is the last frame it received."""
     answer = claim._replace(received=received)
     return WELCOME.pack(received, _proof(known, b"welcome", answer, nonces))
 
 
 def check_welcome(known: Credentials, claim: Claim, nonces: bytes, data: bytes) -> int:
-    """The last frame that the listener has; raises unless it knows the token too."""
+    """Check the listener's proof; returns the number of the last frame it received."""
     received, proof = WELCOME.unpack(data)
     right = _proof(known, b"welcome", claim._replace(received=received), nonces)
     if not hmac.compare_digest(proof, right):
@@ -133,7 +133,7 @@ def _unpack(data: bytes, form: Struct) -> tuple[Any, ...]:
 
 
 class Signing:
-    """The MACs of one connection: a key for each direction, which no other connection has."""
+    """The MACs of one connection, with a key of its own for each direction."""
 
     def __init__(self, known: Credentials, nonces: bytes, *, connects: bool) -> None:
         names = (b"from the caller", b"from the listener")
@@ -141,11 +141,11 @@ class Signing:
         self._send, self._receive = (send, receive) if connects else (receive, send)
 
     def tag(self, head: bytes, views: Iterable[Any]) -> bytes:
-        """The MAC of a frame that is sent."""
+        """The MAC of an outgoing frame."""
         return _tag(self._send, head, views)
 
     def check(self, head: bytes, views: Iterable[Any], tag: bytes) -> None:
-        """Raise unless a frame that came is what the other side sent."""
+        """Raise unless an incoming frame has the right MAC."""
         if not hmac.compare_digest(_tag(self._receive, head, views), tag):
             raise ProtocolError("a frame whose MAC is wrong: it was altered on the way")
 
@@ -158,7 +158,7 @@ def _tag(key: bytes, head: bytes, views: Iterable[Any]) -> bytes:
 
 
 class Frame(NamedTuple):
-    """A frame's head: its kind, channel and end, and its number among those of one key."""
+    """A frame's header: its kind, channel and endpoint, and its number among frames of this key."""
 
     kind: int
     channel: int
@@ -168,7 +168,7 @@ class Frame(NamedTuple):
     length: int = 0
 
     def pack(self, sequence: int = 0, acknowledged: int = 0) -> bytes:
-        """The head as it is sent."""
+        """The header as bytes."""
         kind, channel, end, number, stamp, length = self
         return HEAD.pack(
             MAGIC, VERSION, kind, channel, end, 0, number, stamp, length, sequence, acknowledged
@@ -176,9 +176,9 @@ class Frame(NamedTuple):
 
 
 class Incoming:
-    """What may come on a connection: of each kind, channel and end, which number and length.
+    """The frames that are valid on a connection: by kind, channel and endpoint, number and length.
 
-    Of some only the newest counts: numbers may be left out there, but never come twice.
+    For some keys only the newest frame counts: numbers may be skipped there, but never repeated.
     """
 
     def __init__(
@@ -190,11 +190,11 @@ class Incoming:
         self._bodies = {**bodies, (BYE, 0, 0): (0, 0)}
         self._newest = {key for key in bodies if key[0] in (TAKEN, COUNT)} | set(newest)
         self._due = dict.fromkeys(self._bodies, 0) | dict(due or {})
-        self.received = 0  # the sequence number of the last frame that came whole
-        self.acknowledged = 0  # that of the last one that the other side has
+        self.received = 0  # the sequence number of the last complete frame
+        self.acknowledged = 0  # that of the last frame that the other side received
 
     def begin(self, head: bytes) -> tuple[Frame, int]:
-        """The frame that a head announces, and its sequence number; raises if it isn't due."""
+        """Parse a header; returns the frame and its sequence number, or raises if it is invalid."""
         magic, version, kind, channel, end, zero, number, stamp, length, sequence, acknowledged = (
             HEAD.unpack(head)
         )
@@ -213,12 +213,12 @@ class Incoming:
         return frame, sequence
 
     def _why(self, frame: Frame, sequence: int) -> str:
-        """Why a frame is refused."""
+        """The reason why a frame is refused."""
         kind, channel, end, number, _, length = frame
         key = kind, channel, end
         name = f"{KINDS.get(kind, f'kind {kind}')} {number} of end {end} on channel {channel}"
         if key not in self._bodies:
-            return f"{name}, which nobody sends here"
+            return f"{name}, which no worker sends here"
         due, (least, most) = self._due[key], self._bodies[key]
         if number < due or (number > due and key not in self._newest):
             return f"{name}, and {due} is due"
@@ -227,6 +227,6 @@ class Incoming:
         return f"{name} as frame {sequence}, after frame {self.received}"
 
     def complete(self, frame: Frame, sequence: int) -> None:
-        """A frame has come whole."""
+        """Count a frame that is complete."""
         self._due[frame[:3]] = frame.number + 1
         self.received = sequence

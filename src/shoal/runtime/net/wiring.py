@@ -1,4 +1,4 @@
-"""Channels between hosts as plain data: which they are, and which workers have their ends."""
+"""The channels between hosts as plain data, and the worker of each endpoint."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Specs = Mapping[str, ChannelSpec]
 
 @dataclass(frozen=True)
 class WorkerMap:
-    """The workers of a run: their names and hosts, and which of them holds each end."""
+    """The workers of a run: their names, their hosts, and the worker of each endpoint."""
 
     names: tuple[str, ...]
     hosts: tuple[str, ...]
-    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
+    ends: Mapping[str, tuple[int, ...]]  # by endpoint of a fragment, its worker's index
 
     def hosts_of(self, sheet: ChannelSpec) -> set[str]:
-        """The hosts that a channel has ends on."""
+        """The hosts that a channel has endpoints on."""
         ends = self.ends[sheet.gate.writer] + self.ends[sheet.gate.reader]
         return {self.hosts[worker] for worker in ends}
 
@@ -38,10 +38,10 @@ class WorkerMap:
 def divide(
     specs: Specs, workers: WorkerMap, roaming: Collection[str] = ()
 ) -> tuple[dict[str, ChannelSpec], dict[str, ChannelSpec]]:
-    """The channels in shared memory, and those between hosts.
+    """Divide channels into those in shared memory and those between hosts.
 
-    Those of asynchronous fragments are counted in one ledger, so they stay together. Of roaming
-    fragments it isn't known yet on which hosts they will be.
+    Channels of asynchronous fragments share one ledger, so they stay together. The hosts of
+    `roaming` fragments aren't known yet, so their channels are between hosts.
     """
     free = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
     far = {
@@ -56,7 +56,7 @@ def divide(
 
 
 def _check_ledger(free: Specs, workers: WorkerMap) -> None:
-    """Check that one worker takes the first to come and sends the latest: it keeps the ledger."""
+    """Check that one worker both reads the queues and sends the latest: it keeps the ledger."""
     queues = [s.gate for s in free.values() if takes_some(s.gate.flow)]
     news = [s.gate for s in free.values() if not takes_some(s.gate.flow)]
     takers = {workers.ends[gate.reader][0] for gate in queues}
@@ -76,10 +76,10 @@ def make_remote_channels(
     groups: tuple[frozenset[int], ...],
     absent: frozenset[int],
 ) -> RemoteChannels | None:
-    """The channels between hosts, with a token of their own; None if there are none.
+    """Make the channels between hosts, with a new token; None if there are none.
 
-    Others may take the places of the workers of each of these groups together; absent ones come
-    later, if at all.
+    The workers of each restart group are replaced together; `absent` workers join later, if at
+    all.
     """
     if not far:
         return None
@@ -97,53 +97,52 @@ def make_remote_channels(
 
 @dataclass(frozen=True)
 class RemoteChannels:
-    """All channels between hosts, as plain data: the worker of each end, and its address."""
+    """All channels between hosts as plain data, with the worker and address of each endpoint."""
 
     rings: Rings
     size: int
-    ends: Mapping[str, tuple[int, ...]]  # for each end of a fragment, its worker's number
-    names: tuple[str, ...]  # of workers, in errors
+    ends: Mapping[str, tuple[int, ...]]  # by endpoint of a fragment, its worker's index
+    names: tuple[str, ...]  # of workers, for errors
     addresses: tuple[Address, ...]
     token: bytes
-    groups: tuple[frozenset[int], ...] = ()  # workers whose places others may take, together
-    absent: frozenset[int] = frozenset()  # those of them that aren't there at first
-    rejoin: float = REJOIN_TIMEOUT_S  # seconds in which a broken connection has to be made again
-    incarnation: int = 0  # how many times this worker's place had been taken before
+    groups: tuple[frozenset[int], ...] = ()  # workers that are replaced together
+    absent: frozenset[int] = frozenset()  # those of them that join later
+    rejoin: float = REJOIN_TIMEOUT_S  # seconds to re-establish a broken connection
+    incarnation: int = 0  # the number of times this worker was replaced
     signed: bool = False  # whether frames carry a MAC
 
     def __repr__(self) -> str:
-        return (
-            f"RemoteChannels({list(self.rings.rings)}, {self.names}, {self.addresses})"  # no token
-        )
+        # Without the token.
+        return f"RemoteChannels({list(self.rings.rings)}, {self.names}, {self.addresses})"
 
     @property
     def known(self) -> Credentials:
-        """What both sides of a connection must agree on."""
+        """The credentials that both sides of a connection must share."""
         specs = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
         layout = digest("\n".join([*specs, repr(sorted(self.ends.items()))]))
         return Credentials(self.token, layout, self.signed)
 
     def views(self) -> Iterator[View]:
-        """Every channel."""
+        """The view of every channel."""
         for number, ring in enumerate(self.rings.rings.values()):
             gate = ring.sheet.gate
             yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
 
     def others(self, me: int) -> frozenset[int]:
-        """The workers that one worker is connected with."""
+        """The workers that one worker is connected to."""
         return frozenset[int]().union(*(view.others(me) for view in self.views()))
 
     def group(self, worker: int) -> frozenset[int]:
-        """The workers that restart together with one, itself too."""
+        """The workers that restart together with one, including itself."""
         return group_of(self.groups, worker)
 
     def for_incarnation(self, incarnation: int, addresses: Mapping[int, Address]) -> RemoteChannels:
-        """The same for a worker that takes another's place, with the addresses of its group."""
+        """The channels of a replacement worker, with the addresses of its group."""
         at = tuple(addresses.get(worker, known) for worker, known in enumerate(self.addresses))
         return replace(self, incarnation=incarnation, addresses=at)
 
     def handover_sizes(self, me: int) -> dict[int, int]:
-        """For each worker that one of the two may join late, how many counts it is sent then."""
+        """The number of counts in a handover, for each pair with a worker that may be replaced."""
         sizes, loose = dict[int, int](), frozenset[int]().union(*self.groups)
         if not loose:
             return sizes
@@ -157,7 +156,7 @@ class RemoteChannels:
 
 @dataclass(frozen=True)
 class View:
-    """A channel's number and spec, and which worker holds each end."""
+    """A channel's index and spec, and the worker of each endpoint."""
 
     number: int
     sheet: ChannelSpec
@@ -166,12 +165,12 @@ class View:
 
     @cached_property
     def written_by(self) -> Mapping[int, Sequence[int]]:
-        """The writer's ends that each worker holds."""
+        """The writer's endpoints in each worker."""
         return _ends_of(self.writers)
 
     @cached_property
     def read_by(self) -> Mapping[int, Sequence[int]]:
-        """The reader's ends that each worker holds."""
+        """The reader's endpoints in each worker."""
         return _ends_of(self.readers)
 
     @cached_property
@@ -188,14 +187,14 @@ class View:
         return found - {worker}
 
     def beside(self, writer: int) -> set[int]:
-        """Workers whose ends may not fall far behind this writer's, because one reads both."""
+        """The workers of the writer's endpoints that share a reader with this one."""
         gate = self.sheet.gate
         if not isinstance(gate.flow, Latest):
             return set()
         return {self.writers[w] for w in gate.beside.get(writer, ())}
 
     def handover(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
-        """The counts that a worker which joins late is sent, and the end of each."""
+        """The counts that a worker is sent when it joins late, each with its endpoint."""
         gate = self.sheet.gate
         mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
         news = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
@@ -206,7 +205,7 @@ class View:
         return found
 
     def taking(self, writer: int, worker: int) -> tuple[int, ...]:
-        """The ends of a worker that take from a writer's end."""
+        """The endpoints of a worker that take from a writer's endpoint."""
         readers = self._readers.get(writer, frozenset())
         return tuple(r for r in self.read_by.get(worker, ()) if r in readers)
 
