@@ -1,4 +1,4 @@
-"""What every test stands on: JAX with four CPU devices and a compile cache, and golden files."""
+"""The set-up of all tests: JAX with four CPU devices and a compile cache, and golden files."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Most of the time goes to compiling programs that run for milliseconds. `make test-slow` and the
 # other long suites compile them as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Runs that tests make with code of their own are noted as the user's own here, not in the home.
+# Runs that tests make with their own code are recorded as the user's here, not in the home folder.
 os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "state")
 
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(text, "name.txt")`: `text` is what tests/golden/name.txt says, or the test fails."""
+    """`golden(text, "name.txt")`: check that tests/golden/name.txt contains `text`."""
 
     def check_golden(text: str, name: str) -> None:
         path = GOLDEN / name
@@ -47,10 +47,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 def golden_message(expected: str, text: str, path: Path) -> str:
-    """How `text` differs from the golden file, and how to accept it."""
+    """A diff of `text` against the golden file, and how to accept it."""
     name = path.relative_to(ROOT).as_posix()
     diff = difflib.unified_diff(
         expected.splitlines(), text.splitlines(), name, "this run", lineterm=""
     )
-    head = f"{name} says something else" if path.exists() else f"{name} does not exist yet"
+    head = f"{name} differs" if path.exists() else f"{name} does not exist yet"
     return "\n".join([f"{head}:", *diff, "", "If this run is right, accept it with: make bless"])

@@ -1,11 +1,11 @@
-"""What an inbox makes of bytes that come in pieces, without a socket."""
+"""Reads bytes that arrive in pieces through an inbox, without a socket."""
 
 from shoal.runtime.net.connection import Inbox
 from shoal.runtime.net.wire import ProtocolError
 
 
 class Pieces:
-    """A socket on which bytes come in pieces of given sizes."""
+    """A socket that delivers bytes in pieces of given sizes."""
 
     def __init__(self, data, sizes):
         self.rest, self._sizes = memoryview(data), sizes
@@ -21,8 +21,8 @@ class Pieces:
         return done, [], 0, None
 
 
-class Heard:
-    """Keeps the frames that came, with their bodies."""
+class FrameRecorder:
+    """Records the received frames with their bodies."""
 
     def __init__(self):
         self.frames, self._body = [], bytearray()
@@ -37,17 +37,17 @@ class Heard:
 
 
 def read(data, incoming, sizes, signing=None):
-    """The frames with their bodies that come of these bytes, and why the rest is refused, if so."""
-    heard = Heard()
-    inbox = Inbox(incoming, heard)
+    """The frames in these bytes, with their bodies, and the error for the rest, if any."""
+    recorder = FrameRecorder()
+    inbox = Inbox(incoming, recorder)
     inbox.signing = signing
     sock = Pieces(data, sizes)
     try:
         while sock.rest:
             inbox.read(sock)
     except ProtocolError as error:
-        return heard.frames, str(error)
-    return heard.frames, ""
+        return recorder.frames, str(error)
+    return recorder.frames, ""
 
 
 def sent(talk, first=1):

@@ -1,4 +1,4 @@
-"""A small world for tests of algorithms, with episodes that end in both ways."""
+"""A small environment for tests of algorithms; its episodes terminate or are truncated."""
 
 import jax
 import jax.numpy as jnp

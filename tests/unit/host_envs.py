@@ -1,4 +1,4 @@
-"""What tests of host environments share: a run of rows, and environments that go wrong."""
+"""Host environments for tests: a rollout of rows, and environments that fail."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ def random_actions(simulator, steps, rows=3, seed=0):
 
 
 def play(simulator, actions, seeds=SEEDS):
-    """What `step_rows` gives for each of `actions`, by name and stacked: [steps, rows, ...]."""
+    """The results of `step_rows` for each of `actions`, by name and stacked: [steps, rows, ...]."""
     close_all()
     at, seen = np.zeros(len(seeds), np.int32), []
     for action in actions:
@@ -59,7 +59,7 @@ def stack(trees):
 
 
 class Broken(gymnasium.Env):
-    """Counts its steps, and after the third does what `fault` says."""
+    """Counts its steps, and fails by `fault` after the third."""
 
     observation_space = gymnasium.spaces.Box(-9, 9, (2,))
     action_space = gymnasium.spaces.Discrete(3, start=5)
@@ -94,7 +94,7 @@ class Broken(gymnasium.Env):
 
 
 class Many(gymnasium.Env):
-    """A dictionary to see, several choices to make; shows the choices."""
+    """Dict observations and multi-discrete actions; the observation contains the action."""
 
     observation_space = gymnasium.spaces.Dict(
         {
@@ -116,7 +116,7 @@ class Many(gymnasium.Env):
 
 
 class Picture(gymnasium.Env):
-    """Shows noise as an image of bytes; an episode has six steps."""
+    """Observations are images of random bytes; an episode has six steps."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)

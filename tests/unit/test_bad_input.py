@@ -1,4 +1,4 @@
-"""Each mistake is a `ShoalError` that says what, at which line of the user's, and the way out."""
+"""Each user error is a `ShoalError` with the cause, the line of user code and a fix."""
 
 import subprocess
 import sys
@@ -132,7 +132,7 @@ def test_a_whole_batch_stage_that_is_replicated_without_a_mean(distribution):
 def test_one_replica_needs_no_agreement(distribution):
     start = traced(plain).origin.start(0, 8)
     result = shoal.run(planned(plain, distribution), ticks=2, state=start)
-    # One jitted call takes only what lies on one device.
+    # One jitted call takes only arrays on one device.
     again, _ = jax.jit(plain)(result.state)
     wanted, _ = plain(plain(plain(start)[0])[0])
     assert [difference(a, b) < 1e-6 for a, b in zip(again, wanted, strict=True)] == [True] * 4

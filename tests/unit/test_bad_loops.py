@@ -1,4 +1,4 @@
-"""A loop that can't be traced says why, at which line of the user's, and the way out."""
+"""A loop that can't be traced raises an error with the cause, the user's line and a fix."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from unit.toy_loop import (
     traced,
 )
 
-# Stages where they can't be
+# Stages in unsupported places
 
 
 def in_while(state):

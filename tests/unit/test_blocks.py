@@ -1,4 +1,4 @@
-"""A gradient in blocks is the gradient."""
+"""A gradient computed in blocks equals the gradient of the whole batch."""
 
 import jax
 import jax.numpy as jnp

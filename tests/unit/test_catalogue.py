@@ -1,4 +1,4 @@
-"""What `shoal algorithms` prints, and that an algorithm is refused where it can't act."""
+"""The output of `shoal algorithms`, and the errors for unsupported action spaces."""
 
 import dataclasses
 from typing import ClassVar
@@ -21,7 +21,7 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Chooser:
-    """Acts where there is a choice of n."""
+    """An algorithm for discrete actions."""
 
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
 
@@ -63,7 +63,7 @@ MIXED = Groups((("a", CHOICE), ("b", BOX)))
 
 @dataclasses.dataclass(frozen=True)
 class Captain:
-    """Acts for agents that differ, where each has a choice of n."""
+    """An algorithm for heterogeneous agents with discrete actions."""
 
     actions: ClassVar[tuple[type, ...]] = (Discrete, Groups)
 
@@ -73,7 +73,7 @@ def test_unsupported_action_spaces_are_rejected_and_alternatives_are_named(space
     with pytest.raises(SettingError, match="Chooser can't act in my world") as caught:
         check_actions(Chooser(), World(space))
     assert "ppo" in caught.value.fix
-    assert "mappo" not in caught.value.fix  # which would want a team
+    assert "mappo" not in caught.value.fix  # it needs a team
     assert "Discrete only" in caught.value.what
 
 

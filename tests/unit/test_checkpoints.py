@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all; the newest and the best stay."""
+"""Checkpoints are written atomically; the newest and the best are kept."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ WORLDS = ("gymnax:CartPole-v1", "gymnax:Pendulum-v1", "jaxmarl:MPE_simple_spread
 
 
 def spec_of(algorithm):
-    """What an algorithm carries in the first of these environments that it is for, if any."""
+    """The state of an algorithm in the first of these environments that it supports, if any."""
     for name in WORLDS:
         with suppress(shoal.ShoalError):
             env = shoal.envs.make(name)
@@ -133,7 +133,7 @@ def test_a_truncated_file_falls_back_to_the_previous_checkpoint(tmp_path, file):
 
 @contextmanager
 def no_file_larger_than(nbytes):
-    """As on a full disk, writing more fails."""
+    """Make writes fail as they do on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:

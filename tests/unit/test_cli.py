@@ -1,4 +1,4 @@
-"""The `shoal` command as real processes: run folders, pictures, own files, errors, Ctrl-C."""
+"""The `shoal` command in real processes: run folders, graphs, user files, errors, Ctrl-C."""
 
 import argparse
 import json
@@ -112,7 +112,7 @@ def read(folder, name):
 
 
 def state_in(run):
-    """What a run carries, from its newest checkpoint."""
+    """The state of a run, from its newest checkpoint."""
     return read_newest(run / "checkpoints", print).snapshot.values
 
 
@@ -209,7 +209,7 @@ def test_an_existing_run_name_is_rejected_and_the_run_is_kept(folder):
     assert (folder / "runs" / "first" / "summary.json").read_text() == before
 
 
-# Pictures
+# Graphs and plans
 
 
 @pytest.mark.parametrize("command", ["graph", "plan"])

@@ -1,4 +1,4 @@
-"""Compiled programs are kept in the user's cache folder, unless it is moved or turned off."""
+"""Compiled programs are kept in the user's cache folder unless it is moved or turned off."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ print(jax.config.jax_compilation_cache_dir)
 
 
 def kept(tmp_path, **variables):
-    """Where a process kept what it compiled."""
+    """The folder in which a process kept its compiled programs."""
     own = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     own |= {"XDG_CACHE_HOME": str(tmp_path / "caches"), "PYTHONPATH": os.pathsep.join(sys.path)}
     own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -1,4 +1,4 @@
-"""The convolutional network is convolutions, and starts orthogonal."""
+"""The convolutional network equals XLA's convolutions and is initialised orthogonally."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def image(*shape):
 
 
 def plain(net, x):
-    """The same with XLA's convolutions; the unrolled windows are put together again."""
+    """The same network with XLA's convolutions; kernels are reassembled from unrolled windows."""
     x = x / 255
     for layer, (filters, window, stride) in zip(net.convolutions, LAYERS, strict=True):
         blocks, channels = window // stride, x.shape[-1]

@@ -51,13 +51,13 @@ def rows_of(folder):
 
 
 def contents(folder):
-    """Every file with its bytes, but for what a lock leaves."""
+    """Every file with its bytes, without the lock file."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def biggest(path):
-    """The file itself, or the largest in a folder: that with the arrays."""
+    """The file itself, or the largest in a folder, which has the arrays."""
     inside = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     return max(inside, key=lambda p: p.stat().st_size)
 
@@ -102,7 +102,7 @@ DAMAGES = {
 
 
 def check(folder, command, file, whole, capsys):
-    """A command over a damaged folder says what is the matter, or does what it should."""
+    """Check that a command on a damaged folder reports an error or gives the right result."""
     before = contents(folder)
     capsys.readouterr()
     words = COMMANDS[command]
@@ -119,7 +119,7 @@ def check(folder, command, file, whole, capsys):
             np.testing.assert_array_equal(x, state[name], err_msg=name)
         if file != "metrics.jsonl":
             assert rows_of(folder) == rows
-        is_aside = (folder / "checkpoints/4.damaged").exists()  # and not thrown away
+        is_aside = (folder / "checkpoints/4.damaged").exists()  # and not deleted
         assert is_aside == ("using the one before" in out)
         assert is_aside or file != "checkpoints/4/metadata.json"
     return code

@@ -1,4 +1,4 @@
-"""Distributions sum to one, sample what they say, and know their entropy."""
+"""Distributions are normalised, sample by their density, and have the right entropy."""
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def test_tanh_normal_is_normal_before_the_tanh(mean, log_std):
     action, log_prob = distribution.sample_and_log_prob(KEY)
     np.testing.assert_array_equal(action, distribution.sample(KEY))
     assert np.all(np.abs(action) <= 1)
-    if np.all(np.abs(action) < 0.99):  # beyond, float32 no longer knows what the tanh was of
+    if np.all(np.abs(action) < 0.99):  # beyond, float32 can't invert the tanh
         np.testing.assert_allclose(log_prob, distribution.log_prob(action), rtol=1e-2, atol=1e-2)
 
 

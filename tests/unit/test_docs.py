@@ -1,4 +1,4 @@
-"""The pages are true: their Python runs, block after block, and their commands are commands."""
+"""The Python blocks of the documentation run in order, and its commands are valid."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ NEEDS = {
     "saved_plans": ["gymnax"],
     "your_own_loop": ["gymnax"],
 }
-LEAVES = {"saved_plans": "plan.shoal"}  # what a page leaves that trains nothing
+LEAVES = {"saved_plans": "plan.shoal"}  # files written by pages that don't train
 COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
 
 
@@ -46,7 +46,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def commands():
-    """Every whole `shoal` command of the pages."""
+    """Every complete `shoal` command of the pages."""
     for page in DOCS:
         for found in COMMAND.findall(page.read_text(encoding="utf-8")):
             text = " ".join("".join(found).split())

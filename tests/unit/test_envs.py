@@ -1,4 +1,4 @@
-"""Environments restart themselves, keep what an episode's end really looked like, and are data."""
+"""Environments reset automatically, keep each episode's last observation, and are plain data."""
 
 import pickle
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def test_an_environment_does_not_depend_on_its_neighbours(env):
 
 @dataclass(frozen=True)
 class CostlyWalk(Walk):
-    """The same, but it does not want to be reset for nothing."""
+    """The same with a costly reset."""
 
     costly_reset = True
 
@@ -115,7 +115,7 @@ def test_costly_resets_give_the_numbers_of_plain_ones(seed):
 
 
 class ConstantWalk(CostlyWalk):
-    """The same, with a plain number in its state, as Brax's Ant has one."""
+    """The same with a Python number in its state, as in Brax's Ant."""
 
     def reset(self, key):
         state, obs = super().reset(key)
@@ -210,7 +210,7 @@ def test_a_discrete_observation_is_shown_one_hot():
 
 
 class Old:
-    """An environment in the manner of gymnax 0.x: terminates at 3, `done` also when time is up."""
+    """An environment as in gymnax 0.x: terminates at 3, and is `done` at the time limit too."""
 
     class Params(NamedTuple):
         max_steps_in_episode: int = 5

@@ -1,4 +1,4 @@
-"""Several agents in one environment: it ends when all have, and their values have an axis."""
+"""Several agents in one environment: it ends when all have ended, and values have an agent axis."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ SEEN = Box(0.0, 99.0, (1,))
 
 @dataclass(frozen=True)
 class Relay:
-    """Each agent ends when it has taken its number of steps; who acts 1 counts twice."""
+    """Each agent ends after its number of steps; action 1 counts as two steps."""
 
     agents = ("short", "long", "longest")
     observation_space = SEEN
@@ -38,7 +38,7 @@ class Relay:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The same, its agents in two groups of which one sees more."""
+    """The same with its agents in two groups, one with larger observations."""
 
     agents = ("long_0", "long_1", "short_0")
     observation_space = Groups((("long", Box(0.0, 99.0, (2,))), ("short", SEEN)))

@@ -1,4 +1,4 @@
-"""Brax's environments keep time, restart themselves and show what an episode's end looked like."""
+"""Brax's environments have time limits, reset automatically and keep the last observation."""
 
 import pickle
 from functools import cache, partial
@@ -22,12 +22,12 @@ QUICK = "inverted_pendulum"
 
 @cache
 def light():
-    """The lightest of them, which falls when it is pushed one way."""
+    """The smallest of the environments; it falls when it is pushed one way."""
     return make("brax:inverted_pendulum", backend="spring", episode_length=LIMIT)
 
 
 def pushes():
-    """The first environment is left alone and the others are pushed, ever harder."""
+    """Zero actions for the first environment and increasing ones for the others."""
     return jnp.full((STEPS, ROWS, 1), 1.0) * jnp.arange(ROWS)[:, None] / (ROWS - 1)
 
 

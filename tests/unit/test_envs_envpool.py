@@ -1,4 +1,4 @@
-"""EnvPool's environments restart in the same step, each by its own seed, and score truly."""
+"""EnvPool's environments reset in the same step, have their own seeds, and report raw returns."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def closed():
 
 
 def one_by_one(simulator, actions, row):
-    """A pool of one environment, whose next episode is asked for as EnvPool would: a step late."""
+    """A pool of one environment, which EnvPool resets one step late."""
     seed = int(SEEDS[row] >> 1)
     settings = dict(simulator.settings)
     pool = envpool.make_gymnasium(simulator.id, num_envs=1, seed=[seed], **settings)

@@ -1,4 +1,4 @@
-"""Gymnasium's environments step as in a plain loop, restart in the same step, and are named."""
+"""Gymnasium's environments step as in a plain loop, and reset in the same step."""
 
 import pickle
 import subprocess

@@ -1,4 +1,4 @@
-"""Host environments in a loop: the same rows wherever they are stepped, and PPO learns on each."""
+"""Host environments in a loop: rows don't depend on the process, and PPO learns on each."""
 
 import jax
 import jax.numpy as jnp

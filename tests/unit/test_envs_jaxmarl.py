@@ -1,4 +1,4 @@
-"""JaxMARL's environments are those of a plain loop over their own step, without its resets."""
+"""JaxMARL's environments match a plain loop over their own step without its resets."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ BATTLE = "jaxmarl:HeuristicEnemySMAX"
 
 @partial(jax.jit, static_argnums=(0, 2))
 def play(env, keys, steps):
-    """Random actions, and what came of them."""
+    """Random actions and the resulting steps."""
 
     def step(states, t):
         def random(n, axes):
@@ -41,7 +41,7 @@ def play(env, keys, steps):
 
 
 def each(env, tree, row):
-    """By agent's name what a tree has of one environment: {agent: [time, ...]}."""
+    """The part of a tree for one environment, by agent: {agent: [time, ...]}."""
     groups = env.simulator.groups
     if isinstance(env.action_space, Groups):
         return {a: tree[g][:, row, i] for g, of in groups for i, a in enumerate(of)}
@@ -97,7 +97,7 @@ def test_smax_has_action_masks_and_a_world_state_and_ends_with_the_battle():
         assert steps.obs[name].dtype == part.dtype
     assert first["mask"].any(axis=-1).all()
     mask = np.asarray(steps.obs["mask"])
-    assert mask[..., 4].all()  # to stand still, which is all that the dead may do
+    assert mask[..., 4].all()  # a dead agent may only stand still
     assert (mask.sum(axis=-1) == 1).any()
     world = np.asarray(steps.obs["world"])
     np.testing.assert_array_equal(world[:, :, 0], world[:, :, 2])

@@ -1,4 +1,4 @@
-"""PettingZoo's agents have an axis; one that ends early waits for the others, seeing nothing."""
+"""PettingZoo's agents have an axis; one that ends early observes zeros until the others end."""
 
 import numpy as np
 import pytest

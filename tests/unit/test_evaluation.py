@@ -1,4 +1,4 @@
-"""Evaluation plays whole episodes with what was learnt, and training does not notice."""
+"""Evaluation plays whole episodes with the learnt parameters and doesn't change training."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ONE = shoal.Cluster((shoal.Host("host0", 2, (shoal.Device("cpu", 0),)),))
 
 @dataclass(frozen=True)
 class Pay:
-    """Pays what is asked for, `LONG` times an episode."""
+    """Rewards each step with its action; an episode has `LONG` steps."""
 
     observation_space = Box(0.0, 1.0, (1,))
     action_space = Box(0.0, 100.0, ())
@@ -76,7 +76,7 @@ def learn(ask):
 
 @dataclass(frozen=True)
 class Greedy:
-    """Asks for more after every tick; if it counts, for as much as it has made steps."""
+    """Acts with a number that grows each tick, or with the step number if it counts."""
 
     counts: bool = False
 
@@ -100,7 +100,7 @@ both = pytest.mark.parametrize("world", [WORLD, PYTHON], ids=["compiled", "pytho
 
 @cache
 def evaluations(world, **settings):
-    """Evaluations by tick, where it is not on the side."""
+    """The evaluations by tick of a synchronous run."""
     algorithm = Evaluated(Greedy(settings.pop("counts", False)), episodes=4, **settings)
     policy = shoal.fused() if world is WORLD else shoal.single_learner_fine(1)
     plan, seen = shoal.plan(shoal.trace(algorithm, world, envs=2), policy, ONE), []

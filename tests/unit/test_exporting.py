@@ -1,4 +1,4 @@
-"""Workers run what the driver has lowered: they neither trace nor plan, and share programs."""
+"""Workers run programs that the driver lowered: they don't trace or plan, and share programs."""
 
 import os
 
@@ -20,7 +20,7 @@ HERE = "TEST_EXPORTING_DRIVER"
 
 
 class OnlyHere:
-    """A loop that can be traced in one process alone."""
+    """A loop that can be traced in one process only."""
 
     def init(self, key, env, envs):
         return {"keys": jax.random.split(key, envs), "sum": jnp.zeros(envs)}
@@ -44,7 +44,7 @@ def collect(total, drawn):
 
 
 def own(replicas):
-    """Replicas that draw, and one that collects."""
+    """A policy with replicas that draw and one that collects."""
     return shoal.DistributionPolicy(
         "own",
         (
@@ -55,7 +55,7 @@ def own(replicas):
 
 
 def executors(plan, fragment, workers):
-    """What the endpoints of a fragment run in processes of their own."""
+    """The exported fragment, and the segments of its workers."""
     plan = plan.over_processes
     exported = export_fragment(plan, make_spec(plan, write_program(plan, fragment)))
     return exported, [ExportedSegments(exported, worker) for worker in workers]
@@ -96,7 +96,7 @@ def test_a_fragment_is_lowered_once_for_all_its_replicas_and_runs():
 
 
 class Heap:
-    """A state that a stage writes over."""
+    """A loop with a state that a stage overwrites."""
 
     size = 1000
 

@@ -1,4 +1,4 @@
-"""Flows: what they refuse, how they print, and that every preset can be cut by every policy."""
+"""Flows: invalid settings, how they print, and that every policy can cut every preset."""
 
 import jax.numpy as jnp
 import pytest
@@ -153,7 +153,7 @@ def traced_preset(name, envs):
 @pytest.mark.parametrize("name", [n for n, p in PRESETS["ppo"].items() if p.family == "gymnax"])
 def test_every_preset_can_be_cut_by_every_policy(name):
     graph = traced_preset(name, PRESETS["ppo"][name].envs)
-    for make in set(POLICIES.values()) - {shoal.ape_x}:  # which wants replay
+    for make in set(POLICIES.values()) - {shoal.ape_x}:  # it needs replay
         assert shoal.plan(graph, make(), FOUR).channels or make in (
             shoal.fused,
             shoal.multi_learner,
@@ -174,7 +174,7 @@ def test_latest_without_lag_gives_the_fused_numbers():
 
 
 def test_a_program_over_devices_leaves_no_trace_on_later_ones():
-    """Replicas are traced before their program is, whatever devices another program spans."""
+    """Replicas are traced before their program, whatever devices another program spans."""
     algorithm, env = graph_of("chase").origin.algorithm, None
     graph = shoal.trace(algorithm, env, envs=8)
     state = graph.origin.start(0, 8)

@@ -1,4 +1,4 @@
-"""Frames: whatever comes is read as it was sent or refused, however it was divided on the way."""
+"""Frames are read as sent or rejected, in pieces of any size."""
 
 import itertools
 from struct import pack_into
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.reading import Heard, Pieces, read, sent
+from conformance.reading import FrameRecorder, Pieces, read, sent
 from shoal.runtime.net.connection import Inbox
 from shoal.runtime.net.wire import (
     BYE,
@@ -36,13 +36,13 @@ def at_once():
 
 
 def divided(random):
-    """Sizes of pieces."""
+    """Random sizes of pieces."""
     return iter(lambda: random.randint(1, 50), 0)
 
 
 @st.composite
 def talks(draw):
-    """Frames in an order that may be, with their bodies."""
+    """Frames in a valid order, with their bodies."""
     numbers, found = dict.fromkeys(BODIES, 0), []
     for key in draw(st.lists(st.sampled_from(list(BODIES)), max_size=8)):
         body = draw(st.binary(min_size=BODIES[key][0], max_size=BODIES[key][1]))
@@ -79,7 +79,7 @@ def test_a_frame_that_was_changed_is_refused_or_differs_only_in_itself(talk, at,
 @LAW
 @given(talk=talks(), at=st.integers(0))
 def test_frames_are_complete_after_a_reconnect_at_any_byte(talk, at):
-    data, handler = sent(talk), Heard()
+    data, handler = sent(talk), FrameRecorder()
     inbox = Inbox(Incoming(BODIES), handler)
     for part in (data[: at % (len(data) + 1)], None):
         if part is None:  # a new connection, on which the other side sends what is missing
@@ -151,7 +151,7 @@ def test_a_frame_that_comes_twice_is_refused():
 
 
 def test_the_peer_may_close_at_any_time():
-    inbox = Inbox(Incoming(BODIES), Heard())
+    inbox = Inbox(Incoming(BODIES), FrameRecorder())
     inbox.read(Pieces(Frame(BYE, 0, 0, 0).pack(1), at_once()))
     assert inbox.ended
 

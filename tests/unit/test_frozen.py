@@ -1,4 +1,4 @@
-"""What Python drew or read while a loop was traced is found by tracing twice, with its line."""
+"""Values that Python drew or read during tracing are found by tracing twice, with their line."""
 
 import random
 import time

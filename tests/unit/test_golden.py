@@ -9,7 +9,7 @@ def test_a_different_text_fails_with_a_diff_and_the_way_to_accept_it(golden, req
     with pytest.raises(pytest.fail.Exception) as failure:
         golden("a loop\nand more", "golden_example.txt")
     message = str(failure.value)
-    assert "golden_example.txt says something else" in message
+    assert "golden_example.txt differs" in message
     assert "+and more" in message
     assert "make bless" in message
 

@@ -1,4 +1,4 @@
-"""A host stage gives the plain tick's numbers where it may stand; elsewhere an error says so."""
+"""A host stage gives the plain tick's numbers, or an error where it isn't supported."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The source keeps its budgets, and the core knows no word of reinforcement learning."""
+"""The source keeps its budgets, and the core has no words of reinforcement learning."""
 
 import ast
 import re

@@ -63,7 +63,7 @@ def test_what_the_row_of_an_ended_agent_contains_changes_no_number(algorithm):
         state, metrics = ticks(state)
         return state.learner.params, metrics
 
-    def equal(got, wanted):  # but for rounding: they are different programs
+    def equal(got, wanted):  # up to rounding, as they are different programs
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
 
     jax.tree.map(equal, trained(np.nan), trained(0.0))

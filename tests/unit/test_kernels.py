@@ -1,4 +1,4 @@
-"""Generated kernels give XLA's numbers; what can't be a kernel runs on XLA, and says why."""
+"""Generated kernels give XLA's numbers; other parts run on XLA with a reason."""
 
 import re
 
@@ -46,7 +46,7 @@ def check_same(got, want):
 
 
 def as_kernel(function, *args):
-    """What a function makes with kernels, and which parts of it could be one."""
+    """The results of a function with kernels, and its parts that can be kernels."""
     parts = []
     made = jax.jit(with_kernels(function, jax.devices(), parts.append))(*args)
     return made, parts
@@ -247,7 +247,7 @@ def test_collecting_is_one_kernel(name, env, envs):
 
 
 def why_not(function, *args):
-    """Check that it runs on XLA with the same numbers, and return the reason that is given."""
+    """Check that it runs on XLA with the same numbers; return the reported reason."""
     got, parts = as_kernel(function, *args)
     check_same(got, jax.jit(function)(*args))
     (part,) = parts

@@ -1,4 +1,4 @@
-"""What is imported and seldom used is loaded when it is first used."""
+"""Modules that are rarely used are imported on first use."""
 
 import subprocess
 import sys

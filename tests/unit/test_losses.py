@@ -1,4 +1,4 @@
-"""Losses are their formulas, and their gradients stop where they are meant to."""
+"""Losses equal their formulas, and gradients stop at their targets."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""No algorithm does what it may not: take a masked action, see the world, leave its box."""
+"""No algorithm takes a masked action, observes the world state or leaves its action box."""
 
 from dataclasses import dataclass
 
@@ -82,7 +82,7 @@ def test_actions_of_a_trained_agent_stay_in_the_box(kind):
     agent = Agent(algorithm, env, state, 0)
     obs = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
     drawn = np.concatenate([agent.act(obs, key) for key in range(10)])
-    assert np.abs(drawn).max() == 2  # of a thousand and more some would be outside
+    assert np.abs(drawn).max() == 2  # of over a thousand draws some would be outside
 
 
 IMAGE, GRID = Box(0.0, 255.0, (84, 84, 4), "uint8"), Box(0.0, 1.0, (10, 10, 4))

@@ -1,4 +1,4 @@
-"""Memory: a window at once is its steps one by one, nothing crosses an episode's start."""
+"""Memory: a whole window equals its steps one by one, and is reset at each episode's start."""
 
 from functools import partial
 
@@ -138,7 +138,7 @@ def test_cells_are_their_formulas_and_so_are_their_gradients(kind, cell):
 
 
 def reference_attention(memory, seen):
-    """What a block makes of the last of `seen`, in NumPy, one head and one score after another."""
+    """The output of a block for the last of `seen` in NumPy, head by head and score by score."""
     layer = lambda dense, x: x @ np.asarray(dense.weight) + np.asarray(dense.bias)  # noqa: E731
     sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
     norm = lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-6)  # noqa: E731

@@ -1,4 +1,4 @@
-"""What a run writes down means what its name says, and a run that ends in NaN isn't done."""
+"""The rows of metrics have the right values, and a run that ends in NaN has failed."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_a_row_has_the_means_of_the_episodes_that_ended_in_it():
 
 
 def spoilt(state):
-    """A tick whose metrics are numbers while its state no longer is."""
+    """A tick with finite metrics and a state that is NaN."""
     state, _ = plain(state)
     return state._replace(w=state.w * jnp.nan), {"loss": jnp.float32(1)}
 

@@ -1,4 +1,4 @@
-"""Mixing never falls when an agent's value rises; targets are their formula; masks are kept."""
+"""Mixing is monotonic in each agent's value, targets equal their formula, and masks are kept."""
 
 from functools import partial
 
@@ -88,7 +88,7 @@ def test_agents_that_share_a_network_receive_their_index():
 
 
 class TestTargets:
-    """A loss whose networks are replaced by numbers: what is left is the formula."""
+    """A loss whose networks are replaced by numbers, which leaves the formula."""
 
     steps = 5
     env = herd()

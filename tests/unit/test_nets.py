@@ -1,4 +1,4 @@
-"""Networks are the matrix products they look like, and start orthogonal."""
+"""Networks equal their matrix products and are initialised orthogonally."""
 
 from functools import partial
 from itertools import pairwise

@@ -103,7 +103,7 @@ def test_an_environment_is_required_where_one_is_needed(tmp_path):
 
 @dataclass(frozen=True)
 class OwnWorld:
-    """Its simulator is a stage of its own name."""
+    """A loop whose simulator is a stage with another name."""
 
     role: str = "env"
     shows: str = "loss"
@@ -207,7 +207,7 @@ def test_a_role_that_no_policy_knows_is_refused():
     check_error(TraceError, lambda: shoal.host(lambda x: x, role="world")(step), 'role="env"')
 
 
-# What a loop may show
+# Names of metrics
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -1,4 +1,4 @@
-"""Running moments are those of everything seen, however it was divided."""
+"""Running moments equal the moments of all data, in any number of parts."""
 
 import jax
 import jax.numpy as jnp

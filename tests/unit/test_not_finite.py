@@ -1,4 +1,4 @@
-"""A loss that is NaN stops the run, says when and where, and keeps the last good state."""
+"""A NaN loss stops the run, reports the tick and line, and keeps the last finite state."""
 
 import json
 
@@ -139,7 +139,7 @@ def test_the_last_good_state_lies_in_the_run_folder(tmp_path):
 
 
 def unbounded(state):
-    """Infinities that are meant: no best yet, and a bound that isn't there."""
+    """A state with intended infinities: no best yet, and no bound."""
     state, metrics = plain(state)
     best = jnp.where(state.age < 3, -jnp.inf, metrics["loss"])
     return state, {"best": best, "bound": jnp.float32(jnp.inf), "rows": state.x * jnp.inf}

@@ -1,4 +1,4 @@
-"""What is said of a run is a known word with a value that can be meant, or an error."""
+"""Options of a run have known names and valid values, or raise an error."""
 
 import inspect
 from argparse import Namespace
@@ -124,7 +124,7 @@ def presets():
 @pytest.mark.parametrize("ticks", [None, 7, 100_000])
 @pytest.mark.parametrize("settings", [[], ["--set", "gamma=0.9"], ["--set", "anneal_lr=false"]])
 def test_a_schedule_has_the_length_of_the_run(algorithm, env, ticks, settings):
-    """Whatever preset, settings and length are combined; tests/unit/test_schedules.py runs some."""
+    """Any preset, settings and length can be combined; tests/unit/test_schedules.py runs some."""
     pytest.importorskip("gymnax")
     preset = PRESETS[algorithm][env]
     if not hasattr(preset.algorithm, "anneal_lr") and "anneal_lr=false" in settings:

@@ -1,4 +1,4 @@
-"""Packing: what is unpacked is what was packed, to the bit or to bfloat16; noise does no harm."""
+"""Packing round-trips exactly or to bfloat16, and rejects invalid bytes."""
 
 from contextlib import suppress
 
@@ -33,7 +33,7 @@ def arrays(draw):
 
 
 def carried(values, packing):
-    """Values on the way: what the other side has of them, and how many bytes went."""
+    """Send values through a codec: the received arrays, and the number of bytes sent."""
     parts = [(x.shape, x.dtype) for x in values]
     here, there = Codec(parts, packing), Codec(parts, packing)
     views, length = here.pack(values)

@@ -1,4 +1,4 @@
-"""A page stands alone, shows every fragment and channel, and says names as they are."""
+"""A page is self-contained, shows every fragment and channel, and escapes names."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def example_plan(mover="mover", fitter="fitter"):
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, scripts and visible text."""
+    """A parsed page: its elements, scripts and visible text."""
 
     def __init__(self, html):
         super().__init__()

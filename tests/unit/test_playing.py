@@ -1,4 +1,4 @@
-"""What a run has learnt acts, loaded in one line."""
+"""A trained agent is loaded in one line and acts."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""PPO learns the same however its environments are divided, and judges ends of episodes rightly."""
+"""PPO learns the same with any number of replicas, and handles ends of episodes correctly."""
 
 from dataclasses import replace
 from functools import partial
@@ -44,7 +44,7 @@ def test_replicas_learn_the_same_as_one(monkeypatch, env):
 
     for module in (ppo, normalise):
         monkeypatch.setattr(module, "mean", lambda tree: jax.lax.pmean(tree, "replicas"))
-    # JAX would take an equal algorithm's trace, made before `mean` was another.
+    # JAX would reuse the trace of an equal algorithm from before `mean` was replaced.
     twin = replace(algorithm, gae_lambda=algorithm.gae_lambda + 1e-12)
     run = jax.vmap(partial(two_ticks, twin, env), axis_name="replicas")
     together, parts = run(divide(state, 2))

@@ -1,4 +1,4 @@
-"""What graphs and plans say of themselves: golden prints, and data that names everything."""
+"""How graphs and plans print: golden files, and data that names everything."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def planned(policy, cluster):
 
 
 def steady(text):
-    """A print without what comes and goes: line numbers, and how much glue JAX makes of a line."""
+    """A print without line numbers and counts of glue, which vary."""
     text = re.sub(r"(\.py):\d+", r"\1", text)
     return re.sub(r"\(glue x \d+\).*", "(glue)", text)
 
@@ -98,7 +98,7 @@ def test_a_graph_as_data_survives_json_and_names_every_stage():
 
 
 def line_of(source):
-    """The line of code that a source names."""
+    """The line of code at a source."""
     file, _, number = source.partition(":")
     text = (Path(shoal.__file__).parent / file).read_text(encoding="utf-8")
     return text.splitlines()[int(number) - 1].strip()

@@ -1,4 +1,4 @@
-"""What DQN and R2D2 put together: networks, settings, and what is remembered at a chunk's start."""
+"""DQN and R2D2: networks, settings, and the memory at the start of each chunk."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Losses of action values are what plain NumPy says, and targets get no gradient."""
+"""Losses of action values equal plain NumPy, and targets get no gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def plain_huber(x):
 
 
 def plain_projection(form, reward, discount, chance):
-    """Return by return: to the floor and the ceiling of where it lands."""
+    """Project each return onto the two nearest atoms."""
     step, out = (form.high - form.low) / (form.atoms - 1), np.zeros(form.atoms)
     for j in range(form.atoms):
         z = np.clip(reward + discount * (form.low + j * step), form.low, form.high)
@@ -106,7 +106,7 @@ def test_no_gradient_flows_to_the_target_and_a_batch_is_each_alone(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_loss_is_minimal_at_the_expected_return(form):
-    """Gradient descent on the loss finds a certain return."""
+    """Gradient descent on the loss converges to a deterministic return."""
     x = jnp.zeros(form.atoms)
     grad = jax.jit(jax.grad(lambda x: td_loss(form, x, jnp.float32(2.0), jnp.float32(0), x)[0]))
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Settings out of range are refused when an algorithm is made; what Shoal itself sets passes."""
+"""Settings out of range are rejected at construction; Shoal's own defaults and presets pass."""
 
 import math
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""A fragment alone, on what it once took: the same numbers, and clear words where it can't be."""
+"""A fragment replayed from its recording gives the same numbers, or a clear error."""
 
 import zipfile
 

@@ -1,4 +1,4 @@
-"""Memory in the loop: learning sees what acting saw; lag is corrected for, or refused."""
+"""Memory in the loop: learning uses the memory of acting; lag is corrected for or rejected."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ def three_ticks(algorithm, env, state):
 
 @pytest.mark.parametrize("kind", ["gru", "lstm", "transformer"])
 def test_learning_has_the_memory_of_acting(kind):
-    """The first update of a tick finds the policy that acted, at each step and in each piece."""
+    """In the first update of a tick all probability ratios are 1, in each piece."""
     algorithm = replace(SMALL, memory=kind, sequence_length=4, learning_rate=1e-301)
     state = algorithm.init(KEY, STEPS, envs=3)
     after, metrics = three_ticks(algorithm, STEPS, state)
@@ -94,7 +94,7 @@ def test_the_decoupled_loss_clips_at_the_proximal_policy_and_weights_by_the_beha
 
 
 def a_rollout(algorithm, learner):
-    """Any steps with any ends, and how likely the learner's policy is to do them."""
+    """Random steps with random ends, and their probabilities under the learner's policy."""
     rng = np.random.default_rng(1)
     terminated, truncated = rng.random((2, 8, 3)) < 0.2
     truncated &= ~terminated
@@ -163,7 +163,7 @@ def test_algorithms_that_correct_for_a_lag_accept_one(algorithm):
 
 
 def test_workers_whose_gradients_are_late_are_on_policy_themselves():
-    """A3C: a worker acts with the parameters that it takes the gradient at, however old."""
+    """A3C: a worker acts with the parameters at which it computes the gradient."""
     graph = shoal.trace(A2C(num_steps=2, hidden=(4,)), STEPS, envs=4)
     plan = shoal.plan(graph, shoal.central(2, max_lag=1))
     assert plan.ends("worker") == 2  # no worker waits for another

@@ -1,4 +1,4 @@
-"""Replay draws what was added and is still held, window by window, as often as priorities say."""
+"""Replay draws stored windows in proportion to their priorities."""
 
 from functools import partial
 
@@ -28,13 +28,13 @@ seeds = st.integers(0, 1000)
 
 
 def numbered(first, count):
-    """Steps that show their own numbers, in two leaves of other shapes and dtypes."""
+    """Steps that contain their own numbers, in two leaves of different shapes and dtypes."""
     number = np.arange(first, first + count, dtype=np.int32)
     return {"number": number, "seen": np.stack([number, -number], 1).astype(np.float32)}
 
 
 def filled(capacity, counts):
-    """A ring and priorities after steps were added by so many at a time."""
+    """A ring and its priorities after adding steps in parts of these sizes."""
     ring = replay.init_ring(jax.tree.map(lambda x: x[0], numbered(0, 1)), capacity)
     priorities, added = replay.init_priorities(capacity), 0
     for count in counts:
@@ -64,7 +64,7 @@ def test_a_window_is_of_steps_in_their_order_all_added_and_none_overwritten(
         assert oldest <= number.min()
         assert number.max() < added
         np.testing.assert_array_equal(windows["seen"], np.stack([number, -number], 2))
-        # Each of the windows there are is found among so many.
+        # With this many draws each window is found.
         assert len(np.unique(number[:, 0])) == added - oldest - length + 1
     np.testing.assert_array_equal(first, weighed["number"][:, 0])
     np.testing.assert_allclose(ratio, 1, rtol=1e-5)  # all are new
@@ -82,7 +82,7 @@ def test_windows_are_drawn_in_proportion_to_their_first_step_s_priority(
     rng = np.random.default_rng(seed)
     given_ = np.arange(oldest, added)
     values = rng.choice([0.01, 0.5, 1.0, 7.0], len(given_)).astype(np.float32)
-    padded = np.full((capacity, 2), [-1, 1.0])  # steps no longer held are passed over
+    padded = np.full((capacity, 2), [-1, 1.0])  # overwritten steps are skipped
     padded[: len(given_)] = np.stack([given_, values], 1)
     priorities = set_priorities(
         priorities, ring, jnp.int32(padded[:, 0]), jnp.float32(padded[:, 1])

@@ -1,4 +1,4 @@
-"""Returns and advantages are what a plain loop over the steps says."""
+"""Returns and advantages equal those of a plain loop over the steps."""
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_lambda_0_is_one_step_and_lambda_1_is_the_whole_return(
     np.testing.assert_allclose(
         one_step, reward + GAMMA * ~terminated * next_value - value, rtol=1e-5, atol=1e-5
     )
-    # A critic consistent in itself cancels out of the sum, so that only the return is left.
+    # A consistent critic cancels out of the sum, which leaves the return.
     done = terminated | truncated
     consistent = np.where(done, next_value, np.append(value[1:], next_value[-1]))
     whole = call_gae(reward, value, consistent, terminated, truncated, 1.0)
@@ -170,7 +170,7 @@ def test_vtrace_is_the_sum_of_the_paper_up_to_the_episode_s_end(
 ):
     terminated, truncated = how
     ended, discount, log_ratio = terminated | truncated, GAMMA * ~terminated, log_ratio / 3
-    # What a step leads to is what the next acts on, unless an episode ends there.
+    # The next state of a step is the state of the next step, unless an episode ends there.
     next_value = np.where(ended, value[::-1], np.append(value[1:], np.float32(2.0)))
     clips = (1.5, 0.9)
     rho, c = (np.minimum(clip, np.exp(log_ratio)) for clip in clips)

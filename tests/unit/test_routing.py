@@ -1,4 +1,4 @@
-"""A table says which policy acts for which agent; split by policy, nothing is lost or moved."""
+"""A table maps agents to policies; splitting by policy and joining keeps every row."""
 
 from fnmatch import fnmatchcase
 
@@ -17,7 +17,7 @@ HERD = herd()
 
 
 class Alike:
-    """Five agents that are alike."""
+    """Five homogeneous agents."""
 
     agents = ("ally_0", "ally_1", "ally_2", "enemy_0", "enemy_1")
     observation_space = Box(0.0, 1.0, (2,))

@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG: each loss moves its own part, ends are ends, and bad settings are refused."""
+"""SAC, TD3 and DDPG: each loss has its own gradient, and bad settings are rejected."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def test_the_target_is_that_of_the_lower_critic_at_a_nearby_action():
     _, parts = td3_grads(algorithm)
     wanted = np.sum(np.mean((guess - target) ** 2 / 2, axis=1))
     np.testing.assert_allclose(parts["critic_loss"], wanted, rtol=1e-4)
-    # However large the noise, nearby is within the clip.
+    # The clip bounds noise of any size.
     _, far = td3_grads(algorithm, noise=1e3)
     _, farther = td3_grads(algorithm, noise=1e6)
     np.testing.assert_allclose(far["critic_loss"], farther["critic_loss"])
@@ -75,7 +75,7 @@ def test_ddpg_is_td3_without_its_three_additions():
     plain = TD3(num_critics=1, policy_frequency=1, policy_noise=0.0)
     same = [td3_grads(algorithm) for algorithm in (plain, DDPG())]
     jax.tree.map(np.testing.assert_array_equal, *same)
-    assert DDPG() != plain  # and yet it goes by its own name
+    assert DDPG() != plain  # and it keeps its own name
 
 
 def sac_grads(algorithm, discount=0.9):

@@ -1,4 +1,4 @@
-"""A plan in a file runs as the plan did, without the loop; what is no such file is refused."""
+"""A saved plan runs without the loop and gives the same results; other files are rejected."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_a_loaded_plan_prints_as_it_did_and_gives_the_same_bits(saved, name):
     start = fresh_start(plan.graph, 3)
     for key, x in fresh_start(loaded.graph, 3).values.items():
         assert np.array_equal(raw(x), raw(start.values[key])), key
-    if name in ("impala(2)", "fine, served"):  # what comes first there is not always the same
+    if name in ("impala(2)", "fine, served"):  # their order of arrival varies
         assert shoal.run(loaded, "inline", ticks=3).ticks == 3
         return
     ran = [shoal.run(one, "inline", ticks=3).values for one in (plan, loaded)]

@@ -1,4 +1,4 @@
-"""A stop signal is a request: only a second Ctrl-C some time later gives up the final state."""
+"""A stop signal is a request; only a later second Ctrl-C skips saving the final state."""
 
 import itertools
 import os

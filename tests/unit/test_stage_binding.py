@@ -1,4 +1,4 @@
-"""A stage belongs to one object: which object it is decides, never what it equals."""
+"""A stage is bound to one object by identity, not by equality."""
 
 import gc
 import pickle
@@ -41,7 +41,7 @@ class OnData:
 
 @dataclass(slots=True, eq=True)
 class Slotted:
-    """Neither hashable nor to be referred to weakly."""
+    """Neither hashable nor weakly referenceable."""
 
     rate: float = 1.0
 
@@ -118,7 +118,7 @@ def scaled(x, scale=1.0):
 
 
 class Scaled:
-    """A callable object, which has neither a name nor code of its own."""
+    """A callable object without a name or code of its own."""
 
     def __init__(self, scale):
         self.scale = scale
@@ -141,7 +141,7 @@ CALLABLES = {
 
 @dataclass(frozen=True)
 class Calls:
-    """A loop with stages that were given to it."""
+    """A loop with stages passed as arguments."""
 
     whole: Any
     rows: Any

@@ -1,4 +1,4 @@
-"""The status in a run's folder is right during the run and afterwards."""
+"""The status in a run's folder is correct during the run and afterwards."""
 
 import pytest
 

@@ -26,7 +26,7 @@ CUT = ("--distribute", "single-learner-coarse", "--actors", "2")
 
 
 def shoal_train(folder, *words):
-    """Begin to train without end, by the command."""
+    """Start training with the command line, without an end."""
     given = [word for setting in SMALL for word in ("--set", setting)]
     command = [sys.executable, "-c", ENTRY, "train", "ppo", "CartPole-v1", *given, "--envs", "4"]
     return subprocess.Popen(
@@ -43,7 +43,7 @@ def wait_for_rows(run, driver, count=3):
 
 
 def workers_of(pid):
-    """Processes that one has started itself."""
+    """The child processes of a process."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found]
 
@@ -63,7 +63,7 @@ def test_sigterm_leaves_a_final_checkpoint_in_time_and_resumes_bit_for_bit(tmp_p
     driver = shoal_train(tmp_path, *words)
     try:
         wait_for_rows(run, driver)
-        # Some send it to every process of a job, and some twice.
+        # Some schedulers send it to every process of a job, and some twice.
         for pid in [*workers_of(driver.pid), driver.pid, driver.pid]:
             os.kill(pid, signal.SIGTERM)
         out, _ = driver.communicate(timeout=GRACE)
@@ -115,7 +115,7 @@ def test_a_storm_of_signals_is_one_request_until_the_command_has_ended(tmp_path,
 
 @contextmanager
 def disk_of(folder, size):
-    """A disk of its own, if it can be had."""
+    """Mount a disk of this size, or skip the test."""
     folder.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
@@ -130,7 +130,7 @@ def disk_of(folder, size):
 
 
 def fill(disk):
-    """Leave no room at all."""
+    """Fill the disk completely."""
     with open(disk / "full", "wb", buffering=0) as file:
         for size in (1 << 16, 1 << 10, 1):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the supervisor decides, as lists of events: laws over all of them, and some by hand."""
+"""The supervisor's decisions for lists of events: properties of all lists, and examples."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def gone(number):
 
 
 def play(*events, state=START):
-    """The state after these events, and all that was to be done."""
+    """The state after these events, and all actions."""
     done = []
     for event in events:
         state, actions = on_event(state, event)

@@ -25,7 +25,7 @@ masks = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
 
 @jax.jit
 def mask_out(logits, mask, seed):
-    """What comes of masking: draws, the mode, all log-probabilities, the entropy and its slope."""
+    """Results of masking: samples, the mode, all log-probabilities, the entropy and its gradient."""
     chances = masked(Categorical(logits), mask)
     keys = jax.random.split(jax.random.PRNGKey(seed), 64)
     log_prob = jax.vmap(chances.log_prob)(jnp.arange(5))
@@ -73,7 +73,7 @@ def test_without_a_world_state_it_is_all_observations():
 
 
 class Plain:
-    """The herd, shown only what each sees itself."""
+    """The herd with each agent's own observation only."""
 
     herd = ENV.simulator
     agents, groups, action_space = herd.agents, herd.groups, herd.action_space
@@ -87,7 +87,7 @@ class Plain:
 
 
 def critic_sees(algorithm):
-    """Which of what is shown changes a dog's value."""
+    """The inputs that change a dog's value."""
     params = algorithm.init(jax.random.PRNGKey(0), ENV, 2).learner.params["dog"]
     _, found = shown(algorithm.central)
     now = found["dog"]
@@ -107,7 +107,7 @@ def test_a_central_critic_sees_the_world_and_another_does_not():
     own, slopes = critic_sees(IPPO(**small))
     assert central == [True, True]
     assert own == [True]
-    assert not jnp.any(slopes[0, 1])  # nor what the other dog sees
+    assert not jnp.any(slopes[0, 1])  # nor the other dog's observation
 
 
 def test_a_policy_is_changed_by_its_own_gradient_alone():

@@ -1,4 +1,4 @@
-"""Random bits as lowered here are JAX's own."""
+"""Random bits lowered here equal JAX's own."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from jax.extend.random import threefry2x32_p
 import shoal.runtime.execution.threefry  # noqa: F401  registers what is tested
 
 ONES = 0xFFFFFFFF
-# Salmon et al.'s own answers: key, counter, bits.
+# Known answers of Salmon et al.: key, counter, bits.
 KNOWN = [
     ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
     ((ONES, ONES), (ONES, ONES), (0x1CB996FC, 0xBB002BE7)),

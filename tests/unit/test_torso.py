@@ -1,4 +1,4 @@
-"""Torsos are the networks of their papers, start orthogonal, and refuse what they can't see."""
+"""Torsos match their papers, are initialised orthogonally, and reject unsuitable spaces."""
 
 from dataclasses import fields
 from functools import cache
@@ -36,7 +36,7 @@ def shown(space, batch=2):
 
 
 def convolution(layer, x, padding):
-    """XLA's own, with the window put together again."""
+    """XLA's convolution, with its kernel reassembled from the windows."""
     kernel = layer.weight.reshape(3, 3, x.shape[-1], -1)
     numbers = ("NHWC", "HWIO", "NHWC")
     y = lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=numbers)
@@ -114,7 +114,7 @@ def layers(net):
     return jax.tree.leaves(net, is_leaf=lambda x: isinstance(x, Dense))
 
 
-# Which it is
+# The kind of torso
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_every_torso_serves_an_actor_and_a_critic(kind):
     assert chances.logits.dtype == value.dtype == jnp.float32
 
 
-# What it is computed in
+# The compute dtype
 
 
 @pytest.mark.parametrize("kind", ["mlp", "minatar"])

@@ -1,4 +1,4 @@
-"""What a run folder or a recording names is data: nothing of it runs unless the user trusts it."""
+"""Run folders and recordings are data: no code of theirs runs unless the user trusts it."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from shoal.runs.recipes import recipe_of
 from shoal.runs.trust import REGISTERED, SIMULATORS, code_in, make
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
-RAN = []  # what hostile recipes have called
+RAN = []  # calls made by hostile recipes
 
 
 def ran(*args, **kwargs):
@@ -40,7 +40,7 @@ class Hostile:
 
 HERE = {"module": __name__, "file": __file__}
 CALL = {"name": "ran", **HERE}
-# Each would run something if it was made: a function, a class, a file, a module, all of it known to
+# Each would run code if it was loaded: a function, a class, a file or a module, known to
 # this process or importable.
 HOSTILE = {
     "a function of the standard library": {
@@ -73,7 +73,7 @@ WRAPPED = "record ppo gymnasium:CartPole-v1 --edge a>b --env-set wrappers=('host
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of Shoal's own types whose folder can be spoilt; it is never trained on."""
+    """A run of Shoal's own types whose folder tests modify."""
     folder = tmp_path_factory.mktemp("run")
     pytest.importorskip("gymnax")
     algorithm = PPO(hidden=(4,), num_steps=4, num_minibatches=1, update_epochs=1)
@@ -108,7 +108,7 @@ def spoilt(data, path, hostile):
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """A folder to run in, with a file that is noticed when it is run."""
+    """A working folder with a file that leaves a trace when it is run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('ran').touch()\nthing=int")

@@ -1,4 +1,4 @@
-"""Actions between -1 and 1 reach every bound of a box, and no further."""
+"""Actions between -1 and 1 map onto the bounds of a box."""
 
 import jax
 import jax.numpy as jnp

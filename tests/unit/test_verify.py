@@ -1,4 +1,4 @@
-"""`verify` finds a plan whose updates are wrong, however small they are, and forgives rounding."""
+"""`verify` finds a plan with wrong updates of any size, and tolerates rounding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from shoal.runtime.debug.compare import carried_difference, shown_difference
 from shoal.runtime.debug.verify import TOLERANCE, tolerance_of
 
 SGD = 3e-4  # a usual learning rate
-CALLS: list[int] = []  # how often Python was asked for a gradient
+CALLS: list[int] = []  # calls of the gradient in Python
 
 
 @shoal.stage(per="env")
@@ -25,9 +25,9 @@ def see(x):
 
 @dataclass(frozen=True)
 class Fickle:
-    """Its gradient comes from Python, which answers otherwise after the plan has run."""
+    """A loop whose gradient comes from Python and changes after the plan has run."""
 
-    honest: int  # calls that are answered alike
+    honest: int  # calls that return the right gradient
     share: float = 1.0  # of the gradient, afterwards
     shift: float = 0.0  # of the metric, afterwards
 

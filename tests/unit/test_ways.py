@@ -1,4 +1,4 @@
-"""What is kept of messages until they have come: what they were when they were put."""
+"""The send buffer keeps messages as they were sent until they are received."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def buffer_of(slots, how=()):
 
 
 def put(buffer, number, x):
-    """A message that is sent and kept: what is kept of it, and what was sent."""
+    """Send and keep a message: the kept message, and the bytes sent."""
     found = buffer.put({"x": x}, number, number)
     before = b"".join(found.views)
     buffer.keep()

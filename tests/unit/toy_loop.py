@@ -1,6 +1,6 @@
-"""The loop that tests of mistakes spoil: things that move, each with its own key, and one number.
+"""A small loop for tests of errors: rows that move, each with its own key, and one weight.
 
-A line that a message must name ends with `# here: ...`, which `line` looks up.
+A line that an error must name ends with `# here: ...`, which `line` looks up.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TWO_CPUS = shoal.Cluster((shoal.Host("here", 2, (shoal.Device("cpu", 0), shoal.D
 
 
 def line(mark):
-    """The place of the one line in this folder that ends with the comment `# here: mark`."""
+    """The location of the one line in this folder that ends with the comment `# here: mark`."""
     (found,) = [
         f"{path.parent.name}/{path.name}:{number}"
         for path in Path(__file__).parent.glob("*.py")
@@ -32,14 +32,14 @@ def line(mark):
 
 
 def check_error(kind, do, *words):
-    """`do` fails with an error of this very kind, and its message has all these words."""
+    """Check that `do` raises an error of exactly this type, with all these words in its message."""
     with pytest.raises(shoal.ShoalError) as caught:
         do()
     error = caught.value
     assert type(error) is kind, error
     missing = [word for word in words if word not in str(error)]
     assert not missing, f"{missing} not in: {error}"
-    assert error.fix, "says what to do"
+    assert error.fix, "the error has no fix"
     return error
 
 
