@@ -25,7 +25,7 @@ masks = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
 
 @jax.jit
 def mask_out(logits, mask, seed):
-    """Results of masking: samples, the mode, all log-probabilities, the entropy and its gradient."""
+    """Results of masking: samples, the mode, log-probabilities, the entropy and its gradient."""
     chances = masked(Categorical(logits), mask)
     keys = jax.random.split(jax.random.PRNGKey(seed), 64)
     log_prob = jax.vmap(chances.log_prob)(jnp.arange(5))
