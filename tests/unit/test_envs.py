@@ -278,6 +278,6 @@ def test_our_own_broken_import_is_not_hidden(monkeypatch):
         make("CartPole-v1")
 
 
-def test_a_space_of_neither_kind_is_refused():
+def test_a_space_of_neither_kind_is_rejected():
     with pytest.raises(SettingError, match="neither discrete nor a box"):
         family._space(SimpleNamespace())

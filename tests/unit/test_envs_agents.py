@@ -113,5 +113,5 @@ def test_agents_that_differ_are_groups_and_count_as_if_they_did_not():
         (Dict((("mask", SEEN), ("seen", SEEN), ("world", SEEN))), (SEEN, True, SEEN)),
     ],
 )
-def test_what_an_agent_is_shown_has_named_parts(space, found):
+def test_observations_of_an_agent_have_named_parts(space, found):
     assert parts(space) == found

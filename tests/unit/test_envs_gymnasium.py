@@ -181,7 +181,7 @@ def test_an_environment_that_fails_to_construct_is_named(monkeypatch):
         rules.open(SEEDS)
 
 
-def test_steps_that_don_t_fit_are_refused():
+def test_steps_that_don_t_fit_are_rejected():
     rules = simulator("CartPole-v1")
     action = np.zeros(3, np.int32)
     with pytest.raises(RunError, match="have made 0 steps, but the loop counts 4"):

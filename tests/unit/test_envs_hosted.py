@@ -75,7 +75,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_ppo_gives_the_numbers_of_the_plain_tick_however_it_is_cut(loop):
+def test_ppo_gives_the_numbers_of_the_plain_tick_under_every_policy(loop):
     algorithm, env = LOOPS[loop]()
     found = shoal.verify(
         algorithm, env, shoal.single_learner_coarse(2), envs=4, ticks=2, cluster=TWO_CPUS

@@ -116,7 +116,7 @@ def test_a_battle_that_takes_too_long_is_truncated():
     assert not steps.terminated.any()
 
 
-def test_two_teams_are_one_axis_where_they_are_alike_and_groups_where_not():
+def test_homogeneous_teams_are_one_axis_and_others_are_groups():
     assert len(make(SMAX, scenario="3m").agents) == 6
     differ = make(SMAX, scenario="5m_vs_6m")
     assert [name for name, _ in differ.action_space.spaces] == ["ally", "enemy"]
@@ -136,11 +136,11 @@ def test_the_family_has_mpe_and_smax():
         (SPREAD, {"action_type": "none"}, "none is not supported"),
     ],
 )
-def test_settings_that_do_not_exist_are_refused(name, settings, says):
+def test_settings_that_do_not_exist_are_rejected(name, settings, says):
     with pytest.raises((SettingError, UnknownNameError), match=says):
         _ = make(name, **settings).agents
 
 
-def test_ppo_is_refused_where_agents_differ():
+def test_ppo_is_rejected_where_agents_differ():
     with pytest.raises(SettingError, match=r"PPO can't act in jaxmarl:MPE_simple_tag_v3"):
         make_job(PPO(), TAG, {})

@@ -93,7 +93,7 @@ def test_an_agent_that_ends_early_waits_for_the_others():
     assert seen["episode_length"][:, 0].tolist() == [1, 2, 3, 4, 1]
 
 
-def test_agents_of_different_kinds_are_refused():
+def test_agents_of_different_kinds_are_rejected():
     rules = PettingZooSimulator("unit.test_envs_pettingzoo:Relay", (("differ", True),))
     with pytest.raises(SettingError, match="see different things"):
         rules.agents  # noqa: B018

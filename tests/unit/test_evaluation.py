@@ -171,7 +171,7 @@ def as_data(x):
     return jax.random.key_data(x) if is_key else x
 
 
-def test_what_cannot_be_evaluated_is_refused():
+def test_invalid_evaluations_are_rejected():
     with pytest.raises(SettingError, match="object can't be evaluated: it has no method `play`"):
         Evaluated(object())
     with pytest.raises(SettingError, match="every=0"):

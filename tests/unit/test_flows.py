@@ -132,7 +132,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-def test_settings_that_mean_nothing_are_refused(what):
+def test_settings_that_mean_nothing_are_rejected(what):
     with pytest.raises(shoal.ShoalError):
         NONSENSE[what]()
 
@@ -187,7 +187,7 @@ def test_a_program_over_devices_leaves_no_trace_on_later_ones():
         assert difference(over[name], apart[name]) < 1e-5
 
 
-def test_a_loop_is_named_alike_whatever_else_was_traced_between():
+def test_a_loop_keeps_its_names_after_other_traces():
     few = traced_preset("CartPole-v1", 8)
     traced_preset("Pendulum-v1", 8)  # the same stages, which return one array more
     more = traced_preset("CartPole-v1", 16)  # JAX remembers it at 16, and traces it at 32

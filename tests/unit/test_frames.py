@@ -60,7 +60,7 @@ def test_frames_are_read_as_sent_in_pieces_of_any_size(talk, random):
 
 @LAW
 @given(talk=talks(), at=st.integers(0), byte=st.integers(1, 255), random=st.randoms())
-def test_a_frame_that_was_changed_is_refused_or_differs_only_in_itself(talk, at, byte, random):
+def test_a_frame_that_was_changed_is_rejected_or_differs_only_in_itself(talk, at, byte, random):
     data = bytearray(sent(talk))
     if not data:
         return
@@ -143,7 +143,7 @@ def test_unexpected_frames_are_rejected_by_name(head, why):
     assert why in refused
 
 
-def test_a_frame_that_comes_twice_is_refused():
+def test_a_frame_that_comes_twice_is_rejected():
     frame = Frame(TAKEN, 1, 2, 0)
     frames, refused = read(sent([(frame, b"")] * 2), Incoming(BODIES), at_once())
     assert frames == [(frame, b"")]

@@ -55,7 +55,7 @@ class Relay:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{type(a).__name__} {a.memory}")
-def test_what_the_row_of_an_ended_agent_contains_changes_no_number(algorithm):
+def test_the_row_of_an_ended_agent_has_no_effect(algorithm):
     def trained(rest):
         env = Environment("relay", Relay(rest))
         state = algorithm.init(KEY, env, 4)

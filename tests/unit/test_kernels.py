@@ -177,7 +177,7 @@ def test_gradients_of_samples(samples, sizes):
     check_kernel(lambda p, b: grad_in_blocks(squared, p, b), params, batch)
 
 
-def test_sums_rows_and_what_all_samples_share():
+def test_sums_rows_and_shared_values():
     def function(scale, x):
         return jnp.sum(x * scale, axis=0), x[:, 0] * scale, scale * 2
 
@@ -283,7 +283,7 @@ def test_a_network_too_wide_for_the_chip_runs_on_xla():
     assert "on chip" in why_not(*loop)
 
 
-def test_sums_that_are_none_run_on_xla():
+def test_unsupported_sums_run_on_xla():
     x = rows(3)
     assert why_not(lambda x: in_blocks(lambda _, x: jnp.sort(x, axis=0), (), x, (1, 512)), x)
 
@@ -303,7 +303,7 @@ def test_nothing_changes_where_kernels_are_off_or_there_is_no_gpu(monkeypatch, m
     assert kernels.launch_on(cpus) is None
 
 
-def test_a_wrong_setting_is_refused(monkeypatch):
+def test_a_wrong_setting_is_rejected(monkeypatch):
     monkeypatch.setenv(VARIABLE, "fast")
     with pytest.raises(SettingError, match="none of off, auto, interpret"):
         kernels.mode()

@@ -26,7 +26,7 @@ def test_clipped_surrogate_is_the_worse_of_two_products(log_ratio, advantage):
 
 @LAW
 @given(st.floats(0.25, 2, width=32), st.floats(0.125, 2, width=32))
-def test_a_ratio_moved_far_enough_in_the_wanted_direction_is_pushed_no_further(far, size):
+def test_a_ratio_beyond_the_clip_is_not_moved_further(far, size):
     slope = jax.grad(losses.clipped_surrogate)
     assert slope(jnp.float32(far), jnp.float32(size), CLIP) == 0
     assert slope(jnp.float32(-far), jnp.float32(-size), CLIP) == 0

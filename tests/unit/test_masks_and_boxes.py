@@ -89,7 +89,7 @@ IMAGE, GRID = Box(0.0, 255.0, (84, 84, 4), "uint8"), Box(0.0, 1.0, (10, 10, 4))
 
 
 @pytest.mark.parametrize("image", [IMAGE, GRID])
-def test_images_are_flattened_only_where_that_is_said(image):
+def test_images_are_flattened_only_on_request(image):
     both = Dict((("image", image), ("speed", Box(-1.0, 1.0, (2,)))))
     for space in (image, both):
         with pytest.raises(SettingError, match="image"):

@@ -41,7 +41,7 @@ whole, stepped = jax.jit(unroll), jax.jit(one_by_one)
 @EACH
 @LAW
 @given(st.integers(0, 999), st.sampled_from([(), (2, 3)]))
-def test_a_window_at_once_is_its_steps_one_by_one(kind, seed, rows):
+def test_a_window_at_once_equals_its_steps_one_by_one(kind, seed, rows):
     memory = MEMORIES[kind]
     features, fresh = window(seed, 10, rows)
     state, _ = whole(memory, start(memory, rows), features[:5], fresh[:5])
@@ -81,7 +81,7 @@ def test_inputs_affect_later_outputs_only(kind):
     np.testing.assert_array_equal(moved, [False, False, True, True, True])
 
 
-def test_a_transformer_forgets_what_is_out_of_its_window():
+def test_a_transformer_ignores_steps_outside_its_window():
     memory = MEMORIES["transformer"]
     features, _ = window(3, WINDOW + 2, ())
     nothing = jnp.zeros(WINDOW + 2, bool)
@@ -179,6 +179,6 @@ def test_each_gate_s_weights_start_orthogonal(kind):
             np.testing.assert_allclose(gate.T @ gate, np.eye(WIDTH), atol=1e-5)
 
 
-def test_a_kind_that_is_not_there_is_refused():
+def test_an_unknown_kind_is_rejected():
     with pytest.raises(UnknownNameError, match="gru"):
         init_memory(KEY, "rnn", INPUTS, WIDTH)

@@ -186,7 +186,7 @@ def test_playing_is_acting_greedily(table):
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, error, says):
+def test_settings_that_cannot_work_are_rejected(settings, error, says):
     with pytest.raises(error, match=says):
         QMIX(**settings)
 

@@ -167,7 +167,7 @@ def test_impala_with_inference_finds_them_too():
 
 
 @pytest.mark.parametrize("name", ROLES)
-def test_a_loop_that_steps_none_is_refused_with_what_the_policy_needs(name):
+def test_a_loop_without_env_stages_is_rejected_with_the_needs_of_the_policy(name):
     graph = shoal.trace(OwnWorld(role=""), envs=8)
     words = [ROLES[name].name, "steps environments", 'role="env"', "_step_world", "fused"]
     check_error(CutError, lambda: shoal.plan(graph, ROLES[name], TWO_CPUS), *words)
@@ -202,7 +202,7 @@ def test_steps_are_counted_by_role():
     assert env_steps_a_tick(shoal.trace(OwnWorld(role=""), envs=8)) == 0
 
 
-def test_a_role_that_no_policy_knows_is_refused():
+def test_an_unknown_role_is_rejected():
     check_error(TraceError, lambda: shoal.stage(role="simulator")(step), 'role="env"')
     check_error(TraceError, lambda: shoal.host(lambda x: x, role="world")(step), 'role="env"')
 
@@ -212,7 +212,7 @@ def test_a_role_that_no_policy_knows_is_refused():
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("name", ["lag", "steps", "status", "episodes", "evaluation_loss"])
-def test_a_metric_may_have_a_name_that_the_runtime_uses_too(name, lag, tmp_path):
+def test_a_metric_can_have_a_name_that_the_runtime_uses(name, lag, tmp_path):
     policy = shoal.single_learner_coarse(2, lag=lag)
     how = {"ticks": 4, "envs": 8, "cluster": TWO_CPUS}
     runs = [

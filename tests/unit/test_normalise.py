@@ -51,7 +51,7 @@ def test_a_small_spread_about_a_large_mean_is_not_lost():
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_see_what_one_would(monkeypatch, replicas):
+def test_replicas_compute_the_same_moments_as_one(monkeypatch, replicas):
     monkeypatch.setattr(module, "mean", lambda tree: jax.lax.pmean(tree, "replicas"))
     rollout = jnp.array(data(16, 8, 3))
     parts = jnp.stack(jnp.split(rollout, replicas, axis=1))
@@ -76,7 +76,7 @@ def test_normalised_data_has_mean_0_and_spread_1():
     np.testing.assert_allclose(jnp.std(scale_by_std(moments, rollout)), 1, atol=1e-3)
 
 
-def test_what_never_varies_becomes_zero_and_what_is_far_out_is_held():
+def test_constants_become_zero_and_outliers_are_clipped():
     still = jnp.full((8, 2), 3.0)
     np.testing.assert_array_equal(standardised(still), np.zeros((8, 2)))
     moments = update_moments(init_moments(), still)

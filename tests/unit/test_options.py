@@ -71,7 +71,7 @@ def test_seeds_that_jax_distinguishes_are_accepted(tmp_path):
     assert shoal.train(Toy(plain), None, seed=2**32 - 1, **how).summary["seed"] == 2**32 - 1
 
 
-def test_a_name_that_a_folder_can_have_is_taken(tmp_path):
+def test_a_valid_folder_name_is_accepted(tmp_path):
     for name in ("a", "run 1", "b.c", "ü", "x" * 200, "a=1,b=(2)"):
         assert check_name(name) == name
 
@@ -93,7 +93,7 @@ def test_help_lists_every_keyword(do, options):
     assert not any(p.kind == p.VAR_KEYWORD for p in listed.values())
 
 
-def test_a_distribution_policy_may_be_named():
+def test_a_distribution_policy_can_be_given_by_name():
     assert check_distribution("impala") == shoal.impala()
     assert check_distribution("single-learner-coarse") == shoal.single_learner_coarse()
     assert check_distribution(None) is None

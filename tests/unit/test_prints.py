@@ -56,7 +56,7 @@ def test_the_graph_of_ppo_prints(golden):
     golden(steady(str(ppo())), "graph_ppo.txt")
 
 
-def test_the_plan_of_dqn_with_replay_apart_prints(golden):
+def test_the_plan_of_dqn_with_a_replay_fragment_prints(golden):
     from shoal.algorithms import DQN
     from shoal.envs import make
 
@@ -134,7 +134,7 @@ def test_a_plan_as_data_survives_json_and_names_every_fragment_channel_and_stage
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_of_a_plan_shows_what_the_plan_says(policy):
+def test_the_page_of_a_plan_shows_its_data(policy):
     data = planned(policy, "two CPUs and a GPU").to_json()
     page = plan_page(data)
     visible = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

@@ -35,7 +35,7 @@ def test_an_unknown_edge_lists_the_existing_ones(tmp_path):
         record(fused, Recording("actor>learner", 1), tmp_path / "x", start_of("chase"))
 
 
-def test_a_file_that_is_no_recording_is_refused(tmp_path):
+def test_a_file_that_is_not_a_recording_is_rejected(tmp_path):
     other = tmp_path / "notes.txt"
     other.write_text("hello")
     with pytest.raises(shoal.ShoalError, match="can't be read as a recording"):

@@ -180,7 +180,7 @@ def test_workers_whose_gradients_are_late_are_on_policy_themselves():
     assert np.all(np.isfinite(losses_seen))
 
 
-def test_settings_that_can_t_work_are_refused():
+def test_settings_that_can_t_work_are_rejected():
     with pytest.raises(SettingError, match="sequences of 3"):
         PPO(num_steps=32, num_minibatches=2, memory="gru", sequence_length=3)
     with pytest.raises(UnknownNameError, match="gru"):

@@ -108,7 +108,7 @@ def test_of_repeated_priorities_the_highest_holds_and_new_steps_get_the_highest_
 
 @LAW
 @given(st.sampled_from([1, 2, 63, 300]), seeds)
-def test_a_step_without_priority_is_never_drawn_whatever_the_rounding(size, seed):
+def test_a_step_without_priority_is_never_drawn(size, seed):
     rng = np.random.default_rng(seed)
     mass = rng.uniform(1e-6, 1, size).astype(np.float32) * (rng.random(size) < 0.3)
     mass[rng.integers(size)] = 1.0
@@ -140,7 +140,7 @@ def test_a_batch_of_environments_has_rows_that_are_each_its_own():
         jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), together, alone)
 
 
-def test_more_steps_than_a_ring_holds_are_refused():
+def test_more_steps_than_a_ring_holds_are_rejected():
     ring, _, _ = filled(5, [1])
     with pytest.raises(SettingError, match="can't take 6 at once"):
         replay.add(ring, numbered(0, 6))

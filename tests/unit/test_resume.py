@@ -98,7 +98,7 @@ def test_checkpoints_are_written_during_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_of_a_run_over_workers_the_newest_and_the_best_checkpoints_are_kept(tmp_path, backend):
+def test_a_run_with_workers_keeps_the_newest_and_the_best_checkpoints(tmp_path, backend):
     pytest.importorskip("gymnax")
     how = {"loop": "ppo", "backend": backend, "checkpoint_every": 1, "keep": 2}
     run = train(tmp_path, "run", COARSE, 60, **how).folder
@@ -159,7 +159,7 @@ def test_runs_that_cannot_be_resumed_are_rejected(tmp_path):
     check_error(CheckpointError, lambda: resume(run, ticks=9), "none of the 1 checkpoints")
 
 
-def test_a_checkpoint_of_another_loop_is_refused(tmp_path):
+def test_a_checkpoint_of_another_loop_is_rejected(tmp_path):
     run = train(tmp_path, "run", shoal.fused(), HALF).folder
     saved = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(saved | {"algorithm": {"unknown": "Chase"}}))
@@ -205,7 +205,7 @@ def test_after_kill_9_at_a_random_moment_a_run_resumes_bit_for_bit(tmp_path, loo
     check_same_run(again.folder, whole.folder)
 
 
-def test_environments_of_python_begin_new_episodes(tmp_path):
+def test_python_environments_start_new_episodes(tmp_path):
     pytest.importorskip("gymnasium")
     from shoal.algorithms import PPO
 

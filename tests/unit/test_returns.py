@@ -51,7 +51,7 @@ def test_gae_is_the_discounted_sum_of_td_errors_up_to_the_episode_s_end(
 
 @LAW
 @given(numbers, numbers, numbers, ends, ends, st.integers(0, STEPS - 2))
-def test_what_follows_an_episode_s_end_does_not_count(
+def test_steps_after_an_episode_s_end_are_ignored(
     reward, value, next_value, terminated, truncated, end
 ):
     truncated[end], terminated[end] = True, False
@@ -103,7 +103,7 @@ def test_discounted_return_is_the_plain_sum(reward, terminated, last):
 
 @LAW
 @given(numbers, ends, st.integers(1, STEPS - 1))
-def test_past_return_looks_back_within_the_episode_and_can_be_taken_in_parts(reward, done, part):
+def test_past_return_stays_within_the_episode_and_can_be_computed_in_parts(reward, done, part):
     discount = jnp.array(GAMMA * ~done)
     expected, total = [], 0.0
     for t in range(STEPS):

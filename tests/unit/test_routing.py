@@ -83,6 +83,6 @@ def test_without_a_table_homogeneous_agents_share_a_policy():
         (Environment("alone", type("Alone", (), {})()), (), r"alone has one agent"),
     ],
 )
-def test_a_table_that_cannot_work_is_refused(env, table, says):
+def test_a_table_that_cannot_work_is_rejected(env, table, says):
     with pytest.raises(SettingError, match=says):
         route(env, table)

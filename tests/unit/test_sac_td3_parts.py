@@ -121,7 +121,7 @@ def test_where_a_task_ended_the_target_is_the_reward_alone():
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3, DDPG])
-def test_bad_settings_and_spaces_are_refused(kind):
+def test_bad_settings_and_spaces_are_rejected(kind):
     with pytest.raises(SettingError, match="updates of 16 windows"):
         kind(samples_per_insert=3.0)
     with pytest.raises(SettingError, match="replay of 8 steps"):

@@ -126,7 +126,7 @@ def test_other_files_are_rejected(tmp_path):
         load_plan(tmp_path / "text.shoal")
 
 
-def test_a_program_that_would_call_outside_xla_is_refused(saved, tmp_path):
+def test_a_program_that_would_call_outside_xla_is_rejected(saved, tmp_path):
     _, path = saved("coarse(2), lag 1")
     evil = jax.export.export(
         jax.jit(lambda x: jax.ffi.ffi_call("xla_ffi_python_cpu_callback", x)(x)),
@@ -175,7 +175,7 @@ def add(x):
     return x + 1
 
 
-def test_a_plan_with_host_stages_is_refused(tmp_path):
+def test_a_plan_with_host_stages_is_rejected(tmp_path):
     plan = shoal.plan(shoal.trace(InPython(), envs=2), shoal.fused(), ONE)
     with pytest.raises(CutError, match="host stages can't be saved: `add`"):
         save_plan(plan, tmp_path / "plan.shoal")

@@ -50,7 +50,7 @@ def test_a_presets_schedule_ends_with_the_run(tmp_path, words, rate):
     assert seen == falling(4, 4, rate=rate)
 
 
-def test_a_constant_rate_stays_however_long_the_run_is(tmp_path):
+def test_a_constant_rate_does_not_depend_on_the_length_of_the_run(tmp_path):
     recorded, seen = train(tmp_path, "--set", "anneal_lr=False")
     assert recorded == {"initial": RATE, "final": RATE}
     assert seen == pytest.approx([RATE] * 4)
@@ -70,7 +70,7 @@ def test_an_extended_run_reports_it_and_keeps_learning(tmp_path, capsys):
     assert seen[8:] == falling(10, 10, 8)
 
 
-def test_a_schedule_of_another_length_than_the_run_is_refused():
+def test_a_schedule_of_another_length_than_the_run_is_rejected():
     algorithm = A2C(anneal_lr=True, total_ticks=5)
     with pytest.raises(SettingError, match="total_ticks=5 of A2C, and the run has 7 ticks"):
         shoal.train(algorithm, "CartPole-v1", ticks=7)

@@ -46,7 +46,7 @@ def test_while_saving_only_a_late_second_ctrl_c_interrupts(storm):
 
 
 @given(st.lists(st.tuples(st.just(signal.SIGTERM), st.floats(0, 100)), min_size=1))
-def test_sigterm_is_the_same_request_however_often_it_comes(storm):
+def test_repeated_sigterm_is_one_request(storm):
     assert interrupts(Phase.SAVING, storm) == []
 
 
@@ -57,7 +57,7 @@ def test_interrupts_leave_time_to_exit(phase, storm):
 
 
 @given(STORMS)
-def test_with_nothing_to_save_the_first_interrupts_and_with_all_saved_none_does(storm):
+def test_the_first_signal_interrupts_when_idle_and_none_does_when_done(storm):
     assert interrupts(Phase.IDLE, storm)[0] == 100.0 + storm[0][1]
     assert interrupts(Phase.DONE, storm) == []
 

@@ -98,7 +98,7 @@ def test_bound_stages_are_freed_with_their_object_and_the_cache_is_bounded():
     assert len(Slotted.learn._bound) <= 256
 
 
-def test_a_stage_that_was_taken_from_its_object_keeps_it():
+def test_a_bound_stage_keeps_its_object_alive():
     learn = OnData(data=np.array([5.0])).learn
     gc.collect()
     assert float(learn(jnp.zeros(()))) == 5.0

@@ -9,7 +9,7 @@ from shoal.runs.status import Status, read_status
 from shoal.runtime.execution.worker_status import WorkerStatus
 
 
-def test_what_workers_wait_for_is_shown_while_they_do(tmp_path, capsys):
+def test_the_status_shows_why_workers_wait(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
     status = Status(tmp_path, {"ticks": 13, "replaced": 2, "dropped_rollouts": 1}, print)
     statuses = {

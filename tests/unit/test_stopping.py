@@ -93,7 +93,7 @@ def test_sigterm_leaves_a_final_checkpoint_in_time_and_resumes_bit_for_bit(tmp_p
         pytest.param(signal.SIGINT, 0.2, marks=SLOW),
     ],
 )
-def test_a_storm_of_signals_is_one_request_until_the_command_has_ended(tmp_path, number, pause):
+def test_repeated_signals_are_one_request_until_the_command_has_ended(tmp_path, number, pause):
     run = tmp_path / "run"
     words = (*CUT, "--backend", "inline", "--ticks", "100000000", "--checkpoint-every", "end")
     driver = shoal_train(tmp_path, *words)

@@ -35,7 +35,7 @@ def mask_out(logits, mask, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(masks, st.lists(st.floats(-50, 50, width=32), min_size=5, max_size=5), st.integers(0, 99))
-def test_what_is_masked_is_never_chosen_and_the_rest_keep_their_odds(mask, logits, seed):
+def test_masked_actions_are_never_chosen_and_the_others_keep_their_odds(mask, logits, seed):
     drawn, mode, log_prob, entropy, slope = mask_out(np.float32(logits), np.array(mask), seed)
     assert all(mask[action] for action in drawn.tolist())
     assert mask[int(mode)]
@@ -140,7 +140,7 @@ def test_the_metrics_of_several_policies_carry_their_names():
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, error):
+def test_settings_that_cannot_work_are_rejected(settings, error):
     with pytest.raises(error):
         MAPPO(**settings)
 

@@ -137,7 +137,7 @@ def test_code_in_no_field_of_a_run_folder_runs(run, watched, what, capsys):
     assert {path.name for path in folder.iterdir()} <= {"run.json", "summary.json", "lock"}
 
 
-def test_the_error_names_what_would_run_and_the_way_to_let_it(run, watched, capsys):
+def test_the_error_names_the_code_and_how_to_trust_it(run, watched, capsys):
     record = json.loads((run / "run.json").read_text())
     evil = HOSTILE["a class of the standard library"]
     (watched / "run.json").write_text(json.dumps(spoilt(record, ("algorithm", "settings"), evil)))
@@ -275,7 +275,7 @@ def test_all_that_is_registered_is_plain_and_shoals_own():
             assert (kind.__module__, kind.__qualname__) == (module, name)
 
 
-def test_what_shoal_itself_makes_needs_no_trust():
+def test_presets_and_policies_need_no_trust():
     presets = [preset.algorithm for named in PRESETS.values() for preset in named.values()]
     for thing in [*presets, *(make_policy() for make_policy in POLICIES.values())]:
         recipe = json.loads(json.dumps(recipe_of(thing)))
@@ -296,7 +296,7 @@ def test_environments_of_every_family_need_no_trust(family):
     assert make(recipe, "here", trusted=False) == env
 
 
-def test_what_is_not_given_again_is_still_the_folders(run, watched):
+def test_arguments_that_are_not_overridden_come_from_the_folder(run, watched):
     record = json.loads((run / "run.json").read_text())
     (watched / "run.json").write_text(json.dumps(spoilt(record, ("env",), CALL)))
     with pytest.raises(TrustError):

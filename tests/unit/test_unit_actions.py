@@ -41,7 +41,7 @@ def test_the_bounds_are_reached_and_batches_keep_their_axes():
 @pytest.mark.parametrize(
     "space", [Discrete(3), Box(-np.inf, 1.0, (2,)), Box((0.0, 0.0), (1.0, np.inf), (2,))]
 )
-def test_a_space_without_bounds_is_refused(space):
+def test_a_space_without_bounds_is_rejected(space):
     with pytest.raises(SettingError, match=r"(?s)SAC.*not a box that has them.*PPO"):
         check_bounded("SAC", space)
 

@@ -216,7 +216,7 @@ def test_valid_rows_after_a_bad_line_are_kept(tmp_path):
     assert path.read_text().splitlines() == rows[:2]
 
 
-def test_keeping_no_checkpoints_is_refused_before_anything_is_written(good, tmp_path, capsys):
+def test_keeping_no_checkpoints_is_rejected_before_anything_is_written(good, tmp_path, capsys):
     folder = Path(shutil.copytree(good, tmp_path / "run"))
     before = contents(folder)
     wrong = [["--keep", "0"], ["--restarts", "-1"], ["--checkpoint-every", "infs"]]
