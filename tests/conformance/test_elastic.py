@@ -85,7 +85,7 @@ def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
 
 def first_of(plan):
     programs = {f.name: write_program(plan, f.name) for f in plan.distribution.fragments}
-    return starting_workers(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).seats)
+    return starting_workers(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).worker_ids)
 
 
 def test_replicas_that_others_wait_for_can_not_come_and_go():

@@ -354,7 +354,7 @@ def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
             os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)  # its parent may still ask
 
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
-    care = RecoveryPolicy(1, tell=lambda error, tick: went_back.append((tick, len(seen))))
+    care = RecoveryPolicy(1, on_failure=lambda error, tick: went_back.append((tick, len(seen))))
     watching = RunCallbacks(see, stand=lambda standing: None if seen else asks.append(standing))
     result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=watching)
     assert seen == list(range(90))

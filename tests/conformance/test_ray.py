@@ -24,15 +24,15 @@ from conformance.test_small_floats import Small  # noqa: E402
 from laws.cases import graph_of, no_gymnax, start_of  # noqa: E402
 from shoal.errors import PlaceError, RunError  # noqa: E402
 from shoal.planning.policies import impala  # noqa: E402
-from shoal.runtime.cluster import assignment as hire  # noqa: E402
+from shoal.runtime.cluster import assignment  # noqa: E402
 from shoal.runtime.cluster import user_modules as modules  # noqa: E402
-from shoal.runtime.cluster.ray import knock, no_cluster, ray_cluster  # noqa: E402
+from shoal.runtime.cluster.ray import no_cluster, probe, ray_cluster  # noqa: E402
 from shoal.runtime.cluster.recovery import RecoveryPolicy  # noqa: E402
 from unit.toy_loop import Toy  # noqa: E402
 
 QUICK = ["coarse(2)", "decoupled, served"]
 CPUS = 2  # of each host
-MARK = "SHOAL_TEST_RAY"  # which all processes of this cluster bear
+MARK = "SHOAL_TEST_RAY"  # set for all processes of this cluster
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def nothing_left(nodes):
 
 
 def workers():
-    """Workers of this cluster that are alive, of whichever host."""
+    """Workers of this cluster that are alive, on all hosts."""
     found = subprocess.run(
         ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
     )
@@ -125,16 +125,16 @@ def test_lag_over_ray_stays_within_its_bound(policy, bound):
     assert 0 <= min(lags) <= max(lags) <= bound
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once():
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and doesn't listen
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+def test_a_missing_cluster_is_reported_at_once():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it does not listen
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError) as caught:
-            knock(address)
-    told = no_cluster(address, caught.value)
-    assert told.what.startswith(f"there is no Ray cluster at {address}: ")
-    for other in ("", "auto", "ray://nobody:10001", "local"):
-        knock(other)  # is Ray's to find
+            probe(address)
+    error = no_cluster(address, caught.value)
+    assert error.what.startswith(f"there is no Ray cluster at {address}: ")
+    for other in ("", "auto", "ray://nohost:10001", "local"):
+        probe(other)  # is left to Ray
 
 
 def test_a_plan_that_is_too_large_says_what_is_missing():
@@ -143,9 +143,9 @@ def test_a_plan_that_is_too_large_says_what_is_missing():
         shoal.run(plan, "ray", ticks=1)
 
 
-def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_what_was_kept():
+def test_a_killed_worker_is_named_and_the_run_resumes_from_what_was_kept():
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ray_cluster())
-    killed, seen, told = [], [], []
+    killed, seen, errors = [], [], []
 
     def kill(tick, metrics):
         seen.append(tick)
@@ -153,10 +153,10 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_what_was_kept
             killed.append(workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    care = RecoveryPolicy(tell=lambda error, tick: told.append(str(error)))
+    care = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
     result = care.run(plan, "ray", ticks=2000, state=start_of("chase"), watch=kill)
     assert seen == list(range(2000))
-    assert "was killed by signal 9" in told[0]
+    assert "was killed by signal 9" in errors[0]
     assert largest(result.values, fused("chase", 2000)) < 1e-5
 
 
@@ -168,15 +168,15 @@ def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
         for pid in workers():
             os.kill(pid, signal.SIGKILL)
 
-    told = []
-    care = RecoveryPolicy(restarts=1, tell=lambda error, tick: told.append(tick))
+    errors = []
+    care = RecoveryPolicy(restarts=1, on_failure=lambda error, tick: errors.append(tick))
     with pytest.raises(RunError, match="was killed by signal 9"):
         care.run(plan, "ray", ticks=1_000_000, watch=see)
-    assert len(told) == 1
+    assert len(errors) == 1
 
 
 @pytest.mark.slow
-def test_a_worker_at_its_own_pace_is_replaced_while_the_others_go_on(tmp_path):
+def test_an_asynchronous_worker_is_replaced_while_the_others_continue(tmp_path):
     graph = replaced.on_world(**replaced.lost_once(tmp_path / "died"))
     plan = shoal.plan(graph, impala(2, 1, 3), ray_cluster())
     assert len({place.host for places in plan.places.values() for place in places}) > 1
@@ -188,7 +188,7 @@ def test_the_replicas_of_a_dead_host_move(nodes):
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(4), ray_cluster())
     hosts = [place.host for places in plan.places.values() for place in places]
     assert len(set(hosts)) == 3
-    dead, told = [], []
+    dead, errors = [], []
 
     def see(tick, metrics):
         if not dead:
@@ -196,9 +196,9 @@ def test_the_replicas_of_a_dead_host_move(nodes):
             nodes.remove_node(dead[0])
             nodes.add_node(num_cpus=CPUS)
 
-    care = RecoveryPolicy(tell=lambda error, tick: told.append(str(error)))
+    care = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
     result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
-    assert "host" in told[0] or "worker" in told[0]
+    assert "host" in errors[0] or "worker" in errors[0]
     assert largest(result.values, fused("chase", 3000)) < 1e-5
 
 
@@ -227,7 +227,7 @@ def test_no_host_needs_to_have_the_users_own_modules(tmp_path, monkeypatch):
     every = modules.own_modules()
     mine = {name: every[name] for name in ("my_loop", "my_parts")}
     gone = {name: x._replace(origin=f"/nowhere/{name}.py") for name, x in mine.items()}
-    monkeypatch.setattr(hire, "own_modules", lambda: {**every, **gone})
+    monkeypatch.setattr(assignment, "own_modules", lambda: {**every, **gone})
     plan = shoal.plan(graph, shoal.single_learner_coarse(2), ray_cluster())
     result = shoal.run(plan, "ray", ticks=3)
     alone = shoal.run(shoal.plan(graph, shoal.fused()), "inline", ticks=3)

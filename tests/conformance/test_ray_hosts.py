@@ -1,4 +1,4 @@
-"""Hosts that join a Ray cluster while a run goes on are used; those that leave are not missed."""
+"""Hosts that join a Ray cluster during a run are used; a host that leaves is optional."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def nodes():
 
 
 class Hosts:
-    """A host joins once all are at work, and leaves once its worker is; then it is enough."""
+    """A host joins once all are at work, and leaves once its worker is; then it has seen enough."""
 
     def __init__(self, nodes):
         self.nodes, self.ticks, self.said, self.losses, self.again = nodes, [], [], [], []
@@ -50,23 +50,23 @@ class Hosts:
             raise Enough
 
     def run(self, plan):
-        care = RecoveryPolicy(
+        recovery = RecoveryPolicy(
             say=self.said.append,
             replaced=self.losses.append,
-            tell=lambda *told: self.again.append(told),
+            on_failure=lambda *failure: self.again.append(failure),
         )
         with pytest.raises(Enough):
-            care.run(
+            recovery.run(
                 plan, "ray", ticks=10**9, state=start_of("chase"), watch=RunCallbacks(self.see)
             )
 
 
-def test_a_host_that_joins_is_made_use_of_and_one_that_leaves_is_done_without(nodes):
+def test_a_host_that_joins_is_used_and_one_that_leaves_is_optional(nodes):
     plan = shoal.plan(graph_of("chase"), impala((1, 4), 1, 7), ray_cluster())
     assert "1 to 4, first 1" in str(plan)
     hosts = Hosts(nodes)
     hosts.run(plan)
-    assert hosts.ticks == list(range(len(hosts.ticks))), "nobody went back"
+    assert hosts.ticks == list(range(len(hosts.ticks))), "the run rolled back"
     assert not hosts.again
     assert [loss.worker for loss in hosts.losses] == ["actor[1]", "actor[1]"]
     assert "lost with its host" in hosts.losses[0].why

@@ -48,9 +48,9 @@ class Seen:
         def replaced(loss):
             self.losses.append((len(self.ticks), loss))
 
-        tell = lambda *told: self.again.append(told)  # noqa: E731
+        on_failure = lambda *failure: self.again.append(failure)  # noqa: E731
         fresh = partial(with_new_episodes, plan.graph, 0)
-        return RecoveryPolicy(restarts, tell=tell, fresh=fresh, replaced=replaced)
+        return RecoveryPolicy(restarts, on_failure=on_failure, fresh=fresh, replaced=replaced)
 
 
 def on_world(**settings):

@@ -176,7 +176,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
     times = record.get("replaces", RESTARTS)
     return RecoveryPolicy(
         record.get("restarts", 0),
-        tell=restarted,
+        on_failure=restarted,
         fresh=fresh,
         replaced=replaced,
         replaces=times,

@@ -1,4 +1,4 @@
-"""How often lost workers may restart, and what is reported of it."""
+"""How often lost workers may restart, and the report of a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOW_S = 300.0  # in which failures of a worker are counted
 
 
 class WorkerFailure(NamedTuple):
-    """A worker that was lost, and after how many seconds another had made a turn, if one has."""
+    """A lost worker, and the seconds until its replacement completed a tick, if it has."""
 
     worker: str
     why: str
@@ -29,19 +29,19 @@ class WorkerFailure(NamedTuple):
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often each worker may restart within five minutes, and what is called then.
+    """How often each worker may restart within five minutes, and the callbacks.
 
-    `tell` is called at each failure, and again when another worker has completed a tick in that
-    place or the run is over; `say` with what else happens to replicas. `fresh` makes anew
-    what could not be kept.
+    `on_failure` is called at each failure, and again when the replacement has completed a tick or
+    the run is over. `say` reports other events of replicas. `fresh` recreates what could not be
+    kept.
     """
 
     restarts: int = 0
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
-    tell: Callable[[WorkerFailure], None] = lambda failure: None
+    on_failure: Callable[[WorkerFailure], None] = lambda failure: None
     say: Say = lambda line: None
 
 
 def recent(failures: Iterable[float], now: float) -> tuple[float, ...]:
-    """The failures that count, with the one of this moment."""
+    """The failures within the window, and the current one."""
     return (*(then for then in failures if now - then < WINDOW_S), now)

@@ -1,4 +1,4 @@
-"""Run a plan: start its workers, watch its metrics, stop at the first fault, return the state."""
+"""Runs a plan: starts its workers, passes on metrics, stops at a failure, returns the state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_on_processes(*run: Any) -> RunHandle:
 
 
 def load_ray() -> Any:
-    """The module that knows Ray, if Ray is installed."""
+    """Import and return the Ray backend; raises if Ray is not installed."""
     try:
         return import_module("shoal.runtime.cluster.ray")
     except ModuleNotFoundError as error:
@@ -60,14 +60,14 @@ Start = Callable[[Plan, list[Program], Snapshot, RestartPolicy], "RunHandle"]
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to run plans: all that differs between backends."""
+    """A backend: how plans are run, and what it supports."""
 
     start: Start
     # Whether a plan of one program runs in workers, rather than fused in the caller's process.
     is_apart: Callable[[Plan, str], bool] = lambda plan, fragment: False
-    ends_steps: bool = True  # whether a step that takes too long can be ended
-    scales: bool = False  # whether replicas may come and go
-    restarts: int = 0  # unless said otherwise
+    ends_steps: bool = True  # whether a step that takes too long can be killed
+    scales: bool = False  # whether it can scale replicas
+    restarts: int = 0  # by default
     find_cluster: Callable[[str], Cluster] | None = None  # the one at an address, or at hand
 
 
@@ -85,24 +85,24 @@ BACKENDS = {
         find_cluster=lambda address: load_ray().ray_cluster(address),
     ),
 }
-PATIENCE = 1.0  # seconds that workers have to end their tick after Ctrl-C
+STOP_TIMEOUT_S = 1.0  # seconds for workers to finish their tick after Ctrl-C
 HUNG_STEP_TIMEOUT_S = 60.0  # after which a stage in Python that hasn't returned is reported
-LOOK_S = 1.0  # between looks at what workers are doing
+LOOK_S = 1.0  # between checks of the workers' status
 Watch = Callable[[int, Shown], None]
 Statuses = Callable[[], dict[str, WorkerStatus]]
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """What a run's owner does as it goes on.
+    """The callbacks of a run.
 
-    `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` says, when `tick`
-    ticks have been seen, before which tick it next wants a snapshot, if it wants one; `keep` gets
-    it once all metrics of the ticks before have been seen. `look(tick, metrics)` gets what
-    observers have made of a tick's values, when they have. `stand` may ask now and then how
-    workers are. What they raise stops the run. `restart_policy` says how workers that are lost
-    restart, if they can while the others continue; `scale`, how many replicas there are to be of
-    elastic fragments, where that is said.
+    `see(tick, metrics)` gets the metrics of each tick, in order. `due(tick)` is called when `tick`
+    ticks have been seen, and returns the tick before which a snapshot is wanted, or None; `keep`
+    gets the snapshot after the metrics of all ticks before it. `look(tick, metrics)` gets the
+    metrics of observers when they arrive. `stand` gets a function that returns the status of the
+    workers. An exception in a callback stops the run. `restart_policy` says how lost workers
+    restart while the others continue. `scale` returns the wanted number of replicas of elastic
+    fragments.
     """
 
     see: Watch
@@ -112,78 +112,78 @@ class RunCallbacks:
     stand: Callable[[Statuses], None] = lambda statuses: None
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
-    say: Say = lambda line: None  # reports what the owner should know
+    say: Say = lambda line: None  # reports a line to the user
     step_timeout: float | None = None  # seconds that one call of a stage in Python may take
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the carried state, whole and as the algorithm's tree, and its times."""
+    """The result of a run: the carried state, also as the algorithm's tree, and its times."""
 
     snapshot: Snapshot
     state: Any
     compile_seconds: float
     seconds: float
-    first: int = 0  # the tick it went on from
+    first: int = 0  # the tick it resumed from
     stopped_by: int = 0  # the signal that ended it early, if one did
     sent: Mapping[str, Sent] = field(default_factory=dict)  # between hosts, by channel
 
     @property
     def values(self) -> dict[str, Any]:
-        """The carried state by name."""
+        """The carried values by name."""
         return dict(self.snapshot.values)
 
     @property
     def ticks(self) -> int:
-        """How many ticks made the state."""
+        """The number of ticks that made the state."""
         return self.snapshot.tick
 
 
 class RunHandle(Protocol):
-    """A run under way."""
+    """A running plan."""
 
     def start(self, limit: Limit) -> None:
-        """Begin to turn ticks up to the limit."""
+        """Start to run ticks up to the limit."""
         ...
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds`; whether there is more to come. Raises a worker's failure."""
+        """Wait up to `seconds`; whether the run continues. Raises a worker's failure."""
         ...
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of whole ticks, in order."""
+        """Metrics of complete ticks, in order."""
         ...
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of observers, with the tick whose values they looked at."""
+        """Metrics of observers, with the tick that they observed."""
         ...
 
     def statuses(self) -> dict[str, WorkerStatus]:
-        """What each worker is doing."""
+        """The status of each worker."""
         ...
 
     def fail(self, worker: str, what: str, fix: str) -> None:
-        """Count a worker as lost, with this error."""
+        """Kill a worker and count it as lost, with this error."""
         ...
 
     def scale(self, counts: Mapping[str, int]) -> None:
-        """Have so many replicas of elastic fragments."""
+        """Scale elastic fragments to these numbers of replicas."""
         ...
 
     def sent(self) -> Mapping[str, Sent]:
-        """What was sent between hosts, by channel."""
+        """The bytes and messages sent between hosts, by channel."""
         ...
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The snapshot that the limit asks for, if it is there; each is given once."""
+        """The snapshot that the limit requests, once it is complete; each is returned once."""
         ...
 
     def final(self) -> Snapshot:
-        """The state that is reached; nobody goes on from it. To be asked before `close`."""
+        """The final state, which no worker changes any more. Call it before `close`."""
         ...
 
     def close(self) -> None:
-        """Leave nothing running, whatever happened."""
+        """End all workers, also after a failure."""
         ...
 
 
@@ -197,9 +197,9 @@ def run(
 ) -> Result:
     """Run `plan` until `ticks` ticks are done, from `state` or from a fresh start with seed 0.
 
-    From a snapshot, ticks are counted on from where it was taken. `watch(tick, metrics)`
-    is called in order as metrics arrive; what it raises stops the run. Ctrl-C and SIGTERM let
-    workers end the tick they are in; the result then says by which signal it was stopped.
+    A run from a snapshot continues its tick count. `watch(tick, metrics)` is called in order as
+    metrics arrive; an exception in it stops the run. After Ctrl-C and SIGTERM workers finish
+    their current tick, and the result names the signal.
     """
     use_compile_cache()
     check_backend(backend)
@@ -208,7 +208,7 @@ def run(
     )
     check_step_timeout(plan, backend, watching.step_timeout)
     start = as_snapshot(plan.graph, state)
-    del state  # what is large is held once
+    del state  # a large state is held only once
     with owned() as owner:
         if owner.requested:
             return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
@@ -222,7 +222,7 @@ def run(
 
 @dataclass
 class _Clock:
-    """When a run began and when its ticks were seen, and which signal has asked it to stop."""
+    """The start time of a run, the times of its ticks, and the signal that stops it."""
 
     owner: SignalOwner
     tick: int
@@ -238,7 +238,7 @@ class _Clock:
 def _run(
     graph: Graph, going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
 ) -> Result:
-    """Start a run, and go through it to its end."""
+    """Start a run, and process it to its end."""
     ticks, begun = limit.ticks, clock.tick
     clock.first = clock.last = clock.began
     _ask(limit, watching.due(begun))
@@ -252,7 +252,7 @@ def _run(
         raise explain(failure) from failure.error
     except BaseException:
         limit.stop()
-        _wait(going, PATIENCE)
+        _wait(going, STOP_TIMEOUT_S)
         raise
     finally:
         going.close()
@@ -262,13 +262,13 @@ def _run(
 
 
 def _as_tree(graph: Graph, end: Snapshot) -> Any:
-    """A state as the algorithm's own tree."""
+    """A snapshot as the algorithm's own tree."""
     leaves = [end.values[name] for name in graph.inputs]
     return jax.tree.unflatten(jax.tree.structure(graph.origin.spec(graph.envs)), leaves)
 
 
 def as_snapshot(graph: Graph, state: Any) -> Snapshot:
-    """What a run starts from: a snapshot, an algorithm's tree, or nothing but seed 0."""
+    """The start of a run as a snapshot: from a snapshot, an algorithm's tree, or seed 0."""
     if isinstance(state, Snapshot):
         return state
     if state is None:
@@ -277,20 +277,20 @@ def as_snapshot(graph: Graph, state: Any) -> Snapshot:
 
 
 def fresh_start(graph: Graph, seed: int) -> Snapshot:
-    """What a run that nothing came before starts from; the run may use it up."""
+    """A new start state; the run may donate its buffers."""
     leaves = jax.tree.leaves(graph.origin.start(seed, graph.envs))
     return Snapshot(0, dict(zip(graph.inputs, leaves, strict=True)), is_owned=True)
 
 
 def check_backend(name: str) -> str:
-    """`name` if it is a backend's."""
+    """Return `name` if it is a backend, or raise."""
     if name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
     return name
 
 
 def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
-    """Check that steps can be ended after `seconds`, if that is asked for."""
+    """Check that the backend can enforce a step timeout, if one is set."""
     if seconds is None:
         return
     if not 0 < seconds < inf:
@@ -308,7 +308,7 @@ def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
 
 
 def make_run(plan: Plan, backend: str, start: Snapshot, restarts: RestartPolicy) -> RunHandle:
-    """Everything that a run needs, ready to start: one program, or workers."""
+    """Make a run that is ready to start: one fused program, or workers."""
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
     one = programs[0]
     apart = BACKENDS[backend].is_apart(plan, one.fragment)
@@ -320,9 +320,9 @@ def make_run(plan: Plan, backend: str, start: Snapshot, restarts: RestartPolicy)
 def _watched(
     going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
 ) -> Iterator[int]:
-    """Ticks as their metrics are seen; a snapshot is kept between those before it and after it.
+    """Yield ticks as their metrics are seen; a snapshot is kept in order between them.
 
-    Where ends turn at their own pace it may be later that they have all given their part.
+    With asynchronous endpoints the last part of a snapshot may arrive later.
     """
     seen, asked, taken = clock.tick, limit.asked.number > 0, deque[Snapshot]()
     steps = StepWatch(watching.say, watching.step_timeout)
@@ -351,7 +351,7 @@ def _watched(
 
 @dataclass
 class StepWatch:
-    """Reports stages in Python that don't return, and ends those that take longer than they may."""
+    """Reports stages in Python that don't return, and kills workers after the step timeout."""
 
     say: Say
     timeout: float | None = None
@@ -359,7 +359,7 @@ class StepWatch:
     _reported: set[tuple[str, int]] = field(default_factory=set)
 
     def look(self, going: RunHandle) -> None:
-        """Look at what workers are doing, if it is time."""
+        """Check the status of the workers, if it is time."""
         if time.monotonic() - self._last < min(LOOK_S, (self.timeout or LOOK_S) / 4):
             return
         self._last = time.monotonic()
@@ -385,7 +385,7 @@ class StepWatch:
 
 
 def _ask(limit: Limit, tick: int | None) -> bool:
-    """Want a snapshot, if it is one that comes before the end; whether it is wanted."""
+    """Request a snapshot before `tick`, if that is before the end; whether it was requested."""
     if tick is None or tick >= limit.ticks:
         return False
     limit.ask(tick)
@@ -395,7 +395,7 @@ def _ask(limit: Limit, tick: int | None) -> bool:
 def _turns(
     going: RunHandle, limit: Limit, watching: RunCallbacks, owner: SignalOwner
 ) -> Iterator[bool]:
-    """Whether there is more to come, until there is none; after a stop, not for long."""
+    """Yield whether the run continues, until it ends or the stop timeout is over."""
     until = float("inf")
     while going.alive(0.05):
         yield True
@@ -403,14 +403,14 @@ def _turns(
             limit.stop()
             watching.say(owner.message)
         if limit.is_stopping:
-            until = min(until, time.monotonic() + PATIENCE)
+            until = min(until, time.monotonic() + STOP_TIMEOUT_S)
             if time.monotonic() >= until:
                 return
     yield False
 
 
 def _wait(going: RunHandle, seconds: float) -> None:
-    """Give workers time to end, whatever they end with."""
+    """Give workers time to end, ignoring their failures."""
     until = time.monotonic() + seconds
     with suppress(Failure, ShoalError):
         while time.monotonic() < until and going.alive(0.05):
@@ -418,7 +418,7 @@ def _wait(going: RunHandle, seconds: float) -> None:
 
 
 def explain(failure: Failure) -> ShoalError:
-    """A worker's error as the user's: which replica, at which tick, from which line."""
+    """A worker's error as a `ShoalError` that names the replica, the tick and the line."""
     error, (fragment, end) = failure.error, failure.replica
     if isinstance(error, ShoalError):
         return error

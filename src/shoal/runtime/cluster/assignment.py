@@ -1,4 +1,4 @@
-"""Which process holds which endpoints, and the configuration of each."""
+"""Assigns endpoints to worker processes and makes the configuration of each process."""
 
 from __future__ import annotations
 
@@ -33,58 +33,60 @@ class ProcessAssignment:
         self._plan, self._programs, self._start = plan, programs, start
 
     @cached_property
-    def crowd(self) -> WorkerMap:
-        """All workers, and where they are."""
+    def worker_map(self) -> WorkerMap:
+        """All worker processes and the hosts that they run on."""
         plan = self._plan
-        names = tuple("+".join(f"{f}[{w}]" for f, w in held) for held in self.seats)
-        first = [held[0] for held in self.seats]
+        names = tuple("+".join(f"{f}[{w}]" for f, w in held) for held in self.worker_ids)
+        first = [held[0] for held in self.worker_ids]
         hosts = tuple(plan.places[f][w % len(plan.places[f])].host for f, w in first)
-        at = {seat: number for number, held in enumerate(self.seats) for seat in held}
+        at = {
+            worker_id: number for number, held in enumerate(self.worker_ids) for worker_id in held
+        }
         ends = {
             f: tuple(at[f, w] for w in range(plan.workers(f)) for _ in plan.ends_of(f, w))
             for f in self._programs
         }
         return WorkerMap(names, hosts, ends)
 
-    def orders(
+    def specs(
         self,
         rings: Rings,
-        board: ControlLayout,
+        layout: ControlLayout,
         lines: RemoteChannels | None,
-        meetings: Sequence[str],
+        group_addresses: Sequence[str],
     ) -> list[ProcessSpec]:
-        """One for each process; replicas that run as one program meet at their first's address."""
+        """The spec of each process; a data-parallel group meets at its first replica's address."""
         plan = self._plan
         fragments = {f: self._fragment(program) for f, program in self._programs.items()}
         served = {f: plan.distribution.clients(f) for f in self._programs}
         common = {
-            "rings": rings, "board": board,
-            "ends": {f: self._teams(f, board) for f in self._programs},
+            "rings": rings, "layout": layout,
+            "ends": {f: self._schedulers(f, layout) for f in self._programs},
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
-            "past": tuple(name for name in self._start.past if name in board.cells),
+            "past": tuple(name for name in self._start.past if name in layout.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
             "lines": lines,
         }  # fmt: skip
-        orders = [
+        configs = [
             WorkerConfig(
-                seats=held,
+                worker_ids=held,
                 fragments={f: fragments[f] for f, _ in held},
                 spin=SPIN,
                 number=number,
-                group=self._group(held, meetings),
+                group=self._group(held, group_addresses),
                 **common,
             )
-            for number, held in enumerate(self.seats)
+            for number, held in enumerate(self.worker_ids)
         ]
-        return [self._spec(one) for one in orders]
+        return [self._spec(config) for config in configs]
 
     def _fragment(self, program: Program) -> ExportedFragment | FragmentSpec:
         spec = make_spec(self._plan, program)
         return export_fragment(self._plan, spec) if program.compiles else spec
 
     def _spec(self, config: WorkerConfig) -> ProcessSpec:
-        """A process with its configuration, and the modules that its host stages may need."""
-        held, plan = config.seats, self._plan
+        """The spec of a process: its configuration, and modules that its host stages need."""
+        held, plan = config.worker_ids, self._plan
         return ProcessSpec(
             config.number,
             held,
@@ -94,7 +96,7 @@ class ProcessAssignment:
             variables=self._variables(held),
             path=tuple(sys.path),
             modules=self._modules if self._runs_python(held) else {},
-            orders=cloudpickle.dumps(config),
+            config=cloudpickle.dumps(config),
         )
 
     def _runs_python(self, held: tuple[WorkerId, ...]) -> bool:
@@ -107,7 +109,7 @@ class ProcessAssignment:
         return own_modules()
 
     def _variables(self, held: tuple[WorkerId, ...]) -> dict[str, str]:
-        """What a process that computes is to find in its environment."""
+        """The environment variables of a process that runs compiled fragments."""
         if not any(self._programs[f].compiles for f, _ in held):
             return {}
         places = [self._plan.places[f][w % len(self._plan.places[f])] for f, w in held]
@@ -115,36 +117,36 @@ class ProcessAssignment:
         return environment({kind: kinds.count(kind) for kind in kinds})
 
     @cached_property
-    def seats(self) -> list[tuple[WorkerId, ...]]:
-        """The seats of each process: one, and those that are to be beside it."""
+    def worker_ids(self) -> list[tuple[WorkerId, ...]]:
+        """The worker ids of each process: one worker, and those that are placed beside it."""
         every = [(f, w) for f in self._programs for w in range(self._plan.workers(f))]
         beside = {f.name: f.beside for f in self._plan.distribution.fragments if f.beside}
         found: dict[WorkerId, list[WorkerId]] = {
-            seat: [seat] for seat in every if seat[0] not in beside
+            worker_id: [worker_id] for worker_id in every if worker_id[0] not in beside
         }
         for fragment, worker in every:
             if fragment in beside:
-                hosts = [seat for seat in found if seat[0] == beside[fragment]]
+                hosts = [worker_id for worker_id in found if worker_id[0] == beside[fragment]]
                 found[hosts[worker % len(hosts)]].append((fragment, worker))
         return [tuple(held) for held in found.values()]
 
-    def _teams(self, fragment: str, board: ControlLayout) -> tuple[int, ...]:
-        seats = [
+    def _schedulers(self, fragment: str, layout: ControlLayout) -> tuple[int, ...]:
+        worker_ids = [
             (fragment, w) for w in range(self._plan.workers(fragment))
             for _ in self._plan.ends_of(fragment, w)
         ]  # fmt: skip
-        return tuple(board.teams.index(seat) for seat in seats)
+        return tuple(layout.schedulers.index(worker_id) for worker_id in worker_ids)
 
-    def _group(self, held: tuple[WorkerId, ...], meetings: Sequence[str]) -> Group | None:
+    def _group(self, held: tuple[WorkerId, ...], group_addresses: Sequence[str]) -> Group | None:
         for fragment, worker in held:
             if self._plan.one_program(fragment):
-                first = self.crowd.ends[fragment][0]
-                return Group(meetings[first], self._plan.workers(fragment), worker)
+                first = self.worker_map.ends[fragment][0]
+                return Group(group_addresses[first], self._plan.workers(fragment), worker)
         return None
 
 
 def environment(kinds: Mapping[str, int]) -> dict[str, str]:
-    """Environment variables of a compiled worker: devices of these kinds and no others."""
+    """The environment variables of a compiled worker that uses only devices of these kinds."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     own = [f for f in flags if "host_platform_device_count" not in f]
     found = {"XLA_FLAGS": " ".join(own), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

@@ -1,4 +1,4 @@
-"""What all processes of a run see besides channels: how far to go, what is kept, what is shown."""
+"""The control block in shared memory: tick limit, snapshot banks, metrics and worker status."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from shoal.runtime.execution.scheduler import Stopped
 from shoal.runtime.execution.snapshot import Asked
 from shoal.runtime.execution.worker_status import WorkerStatus
 
-BANKS = 3  # a tick that all kept is in one of them while the others are written
-FINAL = BANKS  # the bank for what ends carry when they end
-SNAP, START = BANKS + 1, BANKS + 2  # those for snapshots, and for what the run starts from
+BANKS = 3  # one of them holds a tick that all endpoints kept, while others are written
+FINAL = BANKS  # the bank for what endpoints carry when they end
+SNAP, START = BANKS + 1, BANKS + 2  # the banks for snapshots and for the start state
 SHOWN = 32  # ticks of metrics that wait for the driver
-MANY = SHOWN // 2  # so many that it should look soon
-MOST_LAGS = 1024  # lags of one end in a tick
-NOTE = 256  # bytes in which a team may say what it waits for
+MANY = SHOWN // 2  # from this number on, the driver is woken
+MOST_LAGS = 1024  # lags of one endpoint in a tick
+NOTE = 256  # bytes for the text that says what a scheduler waits for
 TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
 
 
 @dataclass(frozen=True)
-class Spec:
-    """A metric of one end."""
+class MetricSpec:
+    """The name, shape and dtype of a metric of one endpoint."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,68 +44,79 @@ class Spec:
 
 @dataclass(frozen=True)
 class EndpointLayout:
-    """One end: which of a fragment's it is, how much it holds of a value, and what it shows."""
+    """One endpoint: its replica, its share of a value, what it carries, and its metrics."""
 
     replica: Replica
     ends: int
     carried: frozenset[str]
-    shown: tuple[Spec, ...]
+    shown: tuple[MetricSpec, ...]
 
 
 @dataclass(frozen=True)
 class ControlLayout:
-    """Where the words, the kept values and the metrics of a run lie in shared memory."""
+    """The offsets of the control words, kept values and metrics of a run in shared memory."""
 
     words: int
     started: int
     turned: int
     lost: int
     leaves: int
-    bells: int
+    wakers: int
     notes: int
     stages: int
     stage_names: tuple[str, ...]  # of stages in Python
-    teams: tuple[tuple[str, int], ...]  # a bell each; one more for the driver
+    schedulers: tuple[tuple[str, int], ...]  # one waker each, and one more for the driver
     cells: Mapping[str, ArraySpec]
     rows: int
     kept: tuple[Mapping[str, int], ...]
     marks: int
-    flights: int
-    posts: Mapping[Replica, EndpointLayout]
+    in_flight: int
+    endpoints: Mapping[Replica, EndpointLayout]
     shows: Mapping[Replica, int]
 
     @staticmethod
     def plan(
-        teams: tuple[tuple[str, int], ...],
+        schedulers: tuple[tuple[str, int], ...],
         cells: Mapping[str, ArraySpec],
         rows: int,
-        posts: tuple[EndpointLayout, ...],
+        endpoints: tuple[EndpointLayout, ...],
         stage_names: tuple[str, ...],
         room: Room,
     ) -> ControlLayout:
-        """Take as much room as it all needs."""
+        """Allocate the control block in `room` and return its layout."""
         words = room.take(5 * LINE)
-        started, turned, lost, leaves = (room.take(len(teams) * LINE) for _ in range(4))
-        bells, notes = room.take((len(teams) + 1) * LINE), room.take(len(teams) * NOTE)
-        stages = room.take(3 * len(teams) * LINE), stage_names
+        started, turned, lost, leaves = (room.take(len(schedulers) * LINE) for _ in range(4))
+        wakers, notes = room.take((len(schedulers) + 1) * LINE), room.take(len(schedulers) * NOTE)
+        stages = room.take(3 * len(schedulers) * LINE), stage_names
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
         kept = tuple(
             {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
             for bank in range(START + 1)
         )
-        marks, flights = room.take(len(posts) * (START + 1) * 8), room.take((START + 1) * 8)
-        shows = {p.replica: room.take(_show_size(p)) for p in posts}
-        named = {p.replica: p for p in posts}
+        marks, in_flight = room.take(len(endpoints) * (START + 1) * 8), room.take((START + 1) * 8)
+        shows = {p.replica: room.take(_show_size(p)) for p in endpoints}
+        named = {p.replica: p for p in endpoints}
         counts = words, started, turned, lost, leaves
         return ControlLayout(
-            *counts, bells, notes, *stages, teams, cells, rows, kept, marks, flights, named, shows
+            *counts,
+            wakers,
+            notes,
+            *stages,
+            schedulers,
+            cells,
+            rows,
+            kept,
+            marks,
+            in_flight,
+            named,
+            shows,
         )
 
     def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
-        """Which part of a value an end holds."""
+        """The slices of a value that an endpoint holds."""
         if cell.axis is None:
             return (...,)  # type: ignore[return-value]
-        rows = self.rows // self.posts[replica].ends
+        rows = self.rows // self.endpoints[replica].ends
         return (*(slice(None),) * cell.axis, slice(replica[1] * rows, (replica[1] + 1) * rows))
 
 
@@ -113,59 +124,59 @@ def _size(cell: ArraySpec, rows: int) -> int:
     return prod(cell.rows(rows)) * np.dtype(cell.dtype).itemsize
 
 
-def _show_size(post: EndpointLayout) -> int:
-    """Two counts, and for each tick its number, lags, and metrics."""
-    arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in post.shown)
+def _show_size(endpoint: EndpointLayout) -> int:
+    """Bytes of a metrics ring: two counts, and for each slot a tick, its lags and its metrics."""
+    arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in endpoint.shown)
     return 2 * LINE + SHOWN * ((2 + MOST_LAGS) * 8 + LINE + arrays)
 
 
 class ControlBlock:
-    """The board, in this process."""
+    """The control block of a run, mapped into this process."""
 
     def __init__(
-        self, board: ControlLayout, memory: Memory, check: Callable[[], None] = lambda: None
+        self, layout: ControlLayout, memory: Memory, check: Callable[[], None] = lambda: None
     ) -> None:
-        self._board, self._memory = board, memory
-        self._words = memory.words(board.words, 5)
-        self._started = memory.words(board.started, len(board.teams))
-        self._turned = memory.words(board.turned, len(board.teams))
-        self._lost = memory.words(board.lost, len(board.teams))
-        self._leaves = memory.words(board.leaves, len(board.teams))
-        self._posts = list(board.posts)
-        count = len(self._posts)
-        self._marks = memory.packed(board.marks, count * (START + 1))
-        self._flights = memory.packed(board.flights, START + 1)
-        self._notes = memory.array(board.notes, (len(board.teams), NOTE), "uint8")
-        self._stages = memory.words(board.stages, 3 * len(board.teams))
-        self._numbers = {name: n for n, name in enumerate(board.stage_names, 1)}
+        self._layout, self._memory = layout, memory
+        self._words = memory.words(layout.words, 5)
+        self._started = memory.words(layout.started, len(layout.schedulers))
+        self._turned = memory.words(layout.turned, len(layout.schedulers))
+        self._lost = memory.words(layout.lost, len(layout.schedulers))
+        self._leaves = memory.words(layout.leaves, len(layout.schedulers))
+        self._endpoints = list(layout.endpoints)
+        count = len(self._endpoints)
+        self._marks = memory.packed(layout.marks, count * (START + 1))
+        self._in_flight = memory.packed(layout.in_flight, START + 1)
+        self._notes = memory.array(layout.notes, (len(layout.schedulers), NOTE), "uint8")
+        self._stages = memory.words(layout.stages, 3 * len(layout.schedulers))
+        self._numbers = {name: n for n, name in enumerate(layout.stage_names, 1)}
         self._check = check
 
-    def enter_stage(self, team: int, stage: str, tick: int) -> None:
-        """Note that a team begins to run a stage in Python."""
-        self._stages[3 * team + 1], self._stages[3 * team + 2] = tick, time.monotonic_ns()
-        self._stages[3 * team] = self._numbers[stage]
+    def enter_stage(self, scheduler: int, stage: str, tick: int) -> None:
+        """Record that a scheduler starts a stage in Python."""
+        self._stages[3 * scheduler + 1], self._stages[3 * scheduler + 2] = tick, time.monotonic_ns()
+        self._stages[3 * scheduler] = self._numbers[stage]
 
-    def leave_stage(self, team: int) -> None:
-        """Note that the stage has returned or failed."""
-        self._stages[3 * team] = 0
+    def leave_stage(self, scheduler: int) -> None:
+        """Record that the stage has returned or failed."""
+        self._stages[3 * scheduler] = 0
 
-    def bell(self, team: int, spin: float = 0.0) -> FutexWaker:
-        """The bell of a team."""
-        return FutexWaker(self._memory, self._board.bells + team * LINE, spin, self.check)
+    def waker(self, scheduler: int, spin: float = 0.0) -> FutexWaker:
+        """The waker of a scheduler's process."""
+        return FutexWaker(self._memory, self._layout.wakers + scheduler * LINE, spin, self.check)
 
     @property
-    def driver_bell(self) -> FutexWaker:
-        """The bell of the driver, which goes on when the workers are halted."""
-        return FutexWaker(self._memory, self._board.bells + len(self._board.teams) * LINE)
+    def driver_waker(self) -> FutexWaker:
+        """The waker of the driver. It does not raise when the workers are halted."""
+        return FutexWaker(self._memory, self._layout.wakers + len(self._layout.schedulers) * LINE)
 
     def check(self) -> None:
-        """Raise if the run was halted, or whatever else this process looks out for."""
+        """Raise if the run was halted, or if another check of this process fails."""
         if self._words[HALT]:
             raise Stopped
         self._check()
 
-    def look_out(self, check: Callable[[], None]) -> None:
-        """Let whoever waits here also check something else."""
+    def add_check(self, check: Callable[[], None]) -> None:
+        """Add a check that is made during every wait in this process."""
         before = self._check
 
         def both() -> None:
@@ -174,72 +185,72 @@ class ControlBlock:
 
         self._check = both
 
-    def note(self, team: int, text: str) -> None:
-        """Say what a team waits for; nothing, once it goes on."""
+    def note(self, scheduler: int, text: str) -> None:
+        """Write what a scheduler waits for; empty once it resumes."""
         said = text.encode(errors="replace")[: NOTE - 1]
-        self._notes[team, : len(said)] = np.frombuffer(said, np.uint8)
-        self._notes[team, len(said)] = 0
+        self._notes[scheduler, : len(said)] = np.frombuffer(said, np.uint8)
+        self._notes[scheduler, len(said)] = 0
 
-    def status(self, team: int, pid: int) -> WorkerStatus:
-        """What a team is doing, in the process `pid`."""
-        note = self._notes[team].tobytes().partition(b"\0")[0].decode(errors="replace")
-        ticks = int(self._started[team] or self._turned[team])
-        number, tick, since = self._stages[3 * team : 3 * team + 3]
+    def status(self, scheduler: int, pid: int) -> WorkerStatus:
+        """What a scheduler is doing, in the process `pid`."""
+        note = self._notes[scheduler].tobytes().partition(b"\0")[0].decode(errors="replace")
+        ticks = int(self._started[scheduler] or self._turned[scheduler])
+        number, tick, since = self._stages[3 * scheduler : 3 * scheduler + 3]
         if not number:
             return WorkerStatus(ticks, note, pid)
         seconds = (time.monotonic_ns() - since) / 1e9
-        return WorkerStatus(ticks, note, pid, self._board.stage_names[number - 1], tick, seconds)
+        return WorkerStatus(ticks, note, pid, self._layout.stage_names[number - 1], tick, seconds)
 
-    def did_turn(self, team: int) -> None:
-        """An end of a team has made a turn."""
-        self._turned[team] += 1
+    def count_tick(self, scheduler: int) -> None:
+        """Count a tick that an endpoint of a scheduler has completed."""
+        self._turned[scheduler] += 1
 
-    def did_lose(self, team: int, turns: int) -> None:
-        """So many turns that a team had under way when it was lost will never come."""
-        self._lost[team] += turns
+    def add_dropped(self, scheduler: int, turns: int) -> None:
+        """Count ticks that were in flight when a scheduler was lost as dropped."""
+        self._lost[scheduler] += turns
 
-    def dismiss(self, team: int, word: int = 1) -> None:
-        """Let a team that turns at its own pace begin no more turns; with 0, let it again."""
-        self._leaves[team] = word
-        self.bell(team).notify()
+    def dismiss(self, scheduler: int, word: int = 1) -> None:
+        """Stop an asynchronous scheduler after its current tick; with 0, let it run again."""
+        self._leaves[scheduler] = word
+        self.waker(scheduler).notify()
 
-    def may_turn(self, team: int) -> bool:
-        """Whether a team that turns at its own pace is to stay."""
-        return not self._leaves[team]
+    def may_turn(self, scheduler: int) -> bool:
+        """Whether an asynchronous scheduler may start another tick."""
+        return not self._leaves[scheduler]
 
     def losses(self) -> list[int]:
-        """For each team, how many turns were lost with its workers, as far as is known here."""
+        """The number of dropped ticks of each scheduler, as far as this host knows."""
         return list(self._lost)
 
-    def turns(self, team: int) -> int:
-        """How many turns the ends of a team have made, whoever held them."""
-        return self._turned[team]
+    def turns(self, scheduler: int) -> int:
+        """The number of ticks that the endpoints of a scheduler have completed, over restarts."""
+        return self._turned[scheduler]
 
     def begin(self, ticks: int) -> None:
-        """Let every team go on up to `ticks`."""
+        """Let every scheduler run until `ticks`."""
         self._words[TICKS] = ticks
 
     def halt(self) -> None:
-        """Let nobody wait any more."""
+        """End every wait: all schedulers stop."""
         self._words[HALT] = 1
-        for team in range(len(self._board.teams)):
-            self.bell(team).notify()
+        for scheduler in range(len(self._layout.schedulers)):
+            self.waker(scheduler).notify()
 
     def hold(self) -> int:
-        """Let nobody start a tick until `stop_at` or `snap_at`; how many ticks were started."""
+        """Pause all schedulers until `stop_at` or `snap_at`; the number of ticks started so far."""
         self._words[HOLDING] = 1
         fence()
         return max(self._started, default=0)
 
     def stop_at(self, tick: int) -> None:
-        """Let nobody start `tick` or a later one."""
+        """Stop before `tick`, and resume the schedulers until then."""
         self._words[TICKS] = min(self._words[TICKS], tick)
         fence()
         self._words[HOLDING] = 0
 
     def snap_at(self, tick: int) -> None:
-        """Want a snapshot before `tick`, which nobody has started."""
-        for replica in self._posts:
+        """Request a snapshot before `tick`, which has not started, and resume the schedulers."""
+        for replica in self._endpoints:
             self._marks[self._mark(SNAP, replica)] = 0
         self._words[SNAP_TICK] = tick
         self._words[NUMBER] += 1
@@ -248,12 +259,12 @@ class ControlBlock:
 
     @property
     def asked(self) -> Asked:
-        """The snapshot that is wanted."""
+        """The snapshot that was requested last."""
         return Asked(self._words[NUMBER], self._words[SNAP_TICK])
 
-    def may_start(self, team: int, tick: int) -> bool:
-        """Whether a team may start `tick`; it has started it then."""
-        self._started[team] = max(self._started[team], tick + 1)
+    def may_start(self, scheduler: int, tick: int) -> bool:
+        """Whether a scheduler may start `tick`; it has started it then."""
+        self._started[scheduler] = max(self._started[scheduler], tick + 1)
         fence()
         while self._words[HOLDING]:
             self.check()
@@ -261,82 +272,82 @@ class ControlBlock:
         return tick < self._words[TICKS]
 
     def write(self, bank: int, replica: Replica, tick: int, values: Mapping[str, Any]) -> None:
-        """Keep an end's share of what is carried, as it is before `tick`, if there is room."""
-        if not self._board.kept[bank]:
+        """Write an endpoint's share of the carried state before `tick` to a bank that has room."""
+        if not self._layout.kept[bank]:
             return
         mark = self._mark(bank, replica)
         self._marks[mark] = 0
         for name, x in values.items():
-            if name in self._board.cells:
+            if name in self._layout.cells:
                 self._share(bank, replica, name)[...] = x
         self._marks[mark] = tick + 1
 
-    def write_flight(self, bank: int, turns: int) -> None:
-        """Keep how many turns at their own pace were under way when a bank was written."""
-        self._flights[bank] = turns
+    def write_in_flight(self, bank: int, turns: int) -> None:
+        """Write how many asynchronous ticks were in flight when a bank was written."""
+        self._in_flight[bank] = turns
 
-    def flights(self) -> list[int]:
-        """For each bank, how many turns were under way when it was written."""
-        return list(self._flights)
+    def in_flight(self) -> list[int]:
+        """The number of ticks in flight when each bank was written."""
+        return list(self._in_flight)
 
     def forget(self, bank: int, replica: Replica) -> None:
-        """Let a bank hold nothing of an end any more."""
+        """Mark an endpoint's share in a bank as missing."""
         self._marks[self._mark(bank, replica)] = 0
 
     def hold_ready(self, replica: Replica, name: str, x: Any) -> None:
-        """Let an end that is yet to start, start from this."""
+        """Write a value that an endpoint starts from."""
         self._share(START, replica, name)[...] = x
 
     @property
-    def teams(self) -> tuple[tuple[str, int], ...]:
-        """A fragment and the number of one of its workers, for each team."""
-        return self._board.teams
+    def schedulers(self) -> tuple[tuple[str, int], ...]:
+        """The worker id of each scheduler."""
+        return self._layout.schedulers
 
     def shares(self, banks: Mapping[Replica, int]) -> dict[tuple[Replica, str], np.ndarray]:
-        """What each end kept, from the bank that is named for it."""
+        """The share of each endpoint, from the bank that is given for it."""
         return {
             (replica, name): np.array(self._share(bank, replica, name))
             for replica, bank in banks.items()
-            for name in self._board.cells
-            if name in self._board.posts[replica].carried
+            for name in self._layout.cells
+            if name in self._layout.endpoints[replica].carried
         }
 
     def read(self, bank: int) -> dict[str, np.ndarray]:
-        """Everything that a bank holds."""
-        board = self._board
+        """All arrays of a bank, by name."""
+        layout = self._layout
         return {
             name: self._memory.array(
-                first, board.cells[name].rows(board.rows), board.cells[name].dtype
+                first, layout.cells[name].rows(layout.rows), layout.cells[name].dtype
             )
-            for name, first in board.kept[bank].items()
+            for name, first in layout.kept[bank].items()
         }
 
     def ticks(self, bank: int) -> dict[Replica, int]:
-        """Before which tick each end kept what a bank holds; -1 if it holds nothing."""
-        return {r: self._marks[self._mark(bank, r)] - 1 for r in self._posts}
+        """The tick before which each endpoint wrote its share of a bank; -1 if there is none."""
+        return {r: self._marks[self._mark(bank, r)] - 1 for r in self._endpoints}
 
     def _mark(self, bank: int, replica: Replica) -> int:
-        return bank * len(self._posts) + self._posts.index(replica)
+        return bank * len(self._endpoints) + self._endpoints.index(replica)
 
     def _share(self, bank: int, replica: Replica, name: str) -> np.ndarray:
-        board = self._board
-        cell = board.cells[name]
-        whole = self._memory.array(board.kept[bank][name], cell.rows(board.rows), cell.dtype)
-        return whole[board.span(replica, cell)]
+        layout = self._layout
+        cell = layout.cells[name]
+        whole = self._memory.array(layout.kept[bank][name], cell.rows(layout.rows), cell.dtype)
+        return whole[layout.span(replica, cell)]
 
     def show(self, replica: Replica) -> MetricsRing:
-        """One end's metrics."""
-        board = self._board
-        return MetricsRing(self._memory, board.shows[replica], board.posts[replica])
+        """The metrics ring of one endpoint."""
+        layout = self._layout
+        return MetricsRing(self._memory, layout.shows[replica], layout.endpoints[replica])
 
 
 @dataclass
 class MetricsRing:
-    """Metrics of one end on their way to the driver."""
+    """A ring buffer of one endpoint's metrics, read by the driver."""
 
     memory: Memory
     first: int
-    post: EndpointLayout
+    endpoint: EndpointLayout
     _slots: list[tuple[memoryview, dict[str, np.ndarray]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -346,26 +357,26 @@ class MetricsRing:
         for _ in range(SHOWN):
             words = self.memory.packed(self.first + room.take((2 + MOST_LAGS) * 8), 2 + MOST_LAGS)
             arrays = {}
-            for spec in self.post.shown:
+            for spec in self.endpoint.shown:
                 place = self.first + room.take(spec.nbytes)
                 arrays[spec.name] = self.memory.array(place, spec.shape, spec.dtype)
             self._slots.append((words, arrays))
 
     def is_new(self) -> bool:
-        """Whether there are metrics that the driver has yet to look at."""
+        """Whether there are metrics that the driver has not read."""
         return self._takes[0] < self._puts[0]
 
     @property
     def waiting(self) -> int:
-        """Of how many ticks that is."""
+        """The number of ticks whose metrics the driver has not read."""
         return self._puts[0] - self._takes[0]
 
     def is_full(self) -> bool:
-        """Whether the driver has yet to look at older ones."""
+        """Whether the ring has no free slot."""
         return self.waiting >= SHOWN
 
     def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:
-        """Show a tick's metrics; there must be room."""
+        """Write a tick's metrics to the next slot, which must be free."""
         words, arrays = self._slots[self._puts[0] % SHOWN]
         count = min(len(lags), MOST_LAGS)
         words[0], words[1] = tick, count
@@ -376,7 +387,7 @@ class MetricsRing:
         self._puts[0] += 1
 
     def take(self) -> Iterator[tuple[int, dict[str, np.ndarray], tuple[int, ...]]]:
-        """Metrics that have come, tick by tick."""
+        """Read the waiting metrics in order and free their slots."""
         while self._takes[0] < self._puts[0]:
             words, arrays = self._slots[self._takes[0] % SHOWN]
             found = {name: np.array(x) for name, x in arrays.items()}
@@ -387,27 +398,27 @@ class MetricsRing:
 
 @dataclass
 class SharedLimit:
-    """How far one team may go, as the board says."""
+    """The tick limit of one scheduler, read from the control block."""
 
-    board: ControlBlock
-    team: int
+    control: ControlBlock
+    scheduler: int
 
     @property
     def asked(self) -> Asked:
-        """The snapshot that is wanted."""
-        return self.board.asked
+        """The snapshot that was requested last."""
+        return self.control.asked
 
     def may_turn(self) -> bool:
-        """Whether the team may begin another turn, where it turns at its own pace."""
-        return self.board.may_turn(self.team)
+        """Whether an asynchronous scheduler may start another tick."""
+        return self.control.may_turn(self.scheduler)
 
     def may_start(self, tick: int, count: int = 1) -> int:
-        """Whether `tick` may start; the team has started it then."""
-        return int(self.board.may_start(self.team, tick))
+        """Whether `tick` may start; the scheduler has started it then."""
+        return int(self.control.may_start(self.scheduler, tick))
 
 
 def watch_parent(parent: int) -> Callable[[], None]:
-    """A check that ends this process at once if the one that started it is gone."""
+    """A check that ends this process at once if its parent has ended."""
 
     def check() -> None:
         if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""What of a plan lies on its board: everything that is kept, and what each end shows."""
+"""Makes the layout of a plan's control block: the kept values and each endpoint's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
 from shoal.runtime.channels.shared_memory import Room
-from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, Spec
+from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, MetricSpec
 from shoal.runtime.execution.local_run import lagged, past_names
 from shoal.runtime.execution.snapshot import value_of
 
@@ -16,15 +16,15 @@ Programs = Mapping[str, Program]
 
 
 def make_control_layout(plan: Plan, programs: Programs, room: Room) -> ControlLayout:
-    """The board of a plan, for all workers that there may be."""
-    teams = tuple((f, w) for f in programs for w in range(plan.workers(f)))
+    """The control block layout of a plan, for all workers that the run may have."""
+    schedulers = tuple((f, w) for f in programs for w in range(plan.workers(f)))
     stages = tuple(dict.fromkeys(stage.stage for stage in plan.graph.stages if stage.host))
-    posts = tuple(_posts(plan, programs))
-    return ControlLayout.plan(teams, _cells(plan), plan.graph.envs, posts, stages, room)
+    endpoints = tuple(_endpoints(plan, programs))
+    return ControlLayout.plan(schedulers, _cells(plan), plan.graph.envs, endpoints, stages, room)
 
 
 def _cells(plan: Plan) -> dict[str, ArraySpec]:
-    """Everything that is kept: what is carried, and what is on its way to who lags."""
+    """The arrays that are kept: carried values, and older versions for readers that lag."""
     values = plan.graph.values
     found = {name: make_cell(values[name]) for name in plan.graph.inputs}
     for line in lagged(plan):
@@ -32,13 +32,13 @@ def _cells(plan: Plan) -> dict[str, ArraySpec]:
     return found
 
 
-def _posts(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
+def _endpoints(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
     values = plan.graph.values
     for fragment, program in programs.items():
         ends = plan.ends(fragment)
         rows = plan.batch(fragment) // ends
         shown = tuple(
-            Spec(name, make_cell(values[v]).rows(rows), values[v].dtype)
+            MetricSpec(name, make_cell(values[v]).rows(rows), values[v].dtype)
             for name, v in program.metrics
         )
         lines = [line for line in lagged(plan) if line.writer == fragment]

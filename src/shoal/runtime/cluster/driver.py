@@ -1,4 +1,4 @@
-"""Plans over processes: the driver of workers on one host or many, and the backend for one."""
+"""The driver of a run over worker processes, and the `processes` backend of one host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster import supervisor as sv
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_layout import make_control_layout
-from shoal.runtime.cluster.host_agent import CLOSE_GRACE_S, STOP_GRACE_S, Doors, HostAgent
+from shoal.runtime.cluster.host_agent import CLOSE_GRACE_S, STOP_GRACE_S, HostAgent, Listeners
 from shoal.runtime.cluster.hosts import Command, Hosts, LocalHosts, Wanted, WorkerHosts
 from shoal.runtime.cluster.kept_state import KeptState
 from shoal.runtime.cluster.restarting import (
@@ -37,7 +37,7 @@ from shoal.runtime.restart_policy import RestartPolicy
 
 
 class ProcessRun:
-    """A run of a plan by workers in processes of their own, on any hosts."""
+    """A run of a plan in worker processes, on one or more hosts."""
 
     def __init__(
         self,
@@ -51,27 +51,27 @@ class ProcessRun:
         by_name = {p.fragment: p for p in programs}
         self._collector = Collector(plan, programs, start.tick)
         self._assignment = ProcessAssignment(plan, by_name, start)
-        seats, names = self._assignment.seats, self._assignment.crowd.hosts
-        present, elastic = starting_workers(plan, seats), plan.distribution.elastic
+        worker_ids, names = self._assignment.worker_ids, self._assignment.worker_map.hosts
+        present, elastic = starting_workers(plan, worker_ids), plan.distribution.elastic
         held = _by_host(present, names)
         roaming = [f.name for f in elastic if hosts.grows]
-        near, far = divide(make_channel_specs(plan), self._assignment.crowd, roaming)
+        near, far = divide(make_channel_specs(plan), self._assignment.worker_map, roaming)
         room = Room()
         rings = Rings.plan(near, room)
         layout = make_control_layout(plan, by_name, room)
-        workers = make_workers(plan, seats, rings, restart_policy.restarts)
+        workers = make_workers(plan, worker_ids, rings, restart_policy.restarts)
         wanted = {f.name: f.most if hosts.grows else plan.starting(f.name) for f in elastic}
         self._state = State(workers, present, wanted)
         self._hosts = WorkerHosts(hosts, list(held.values()))
         try:
-            doors = hosts.open(layout, room.size, _wanted(plan, held, is_far=bool(far)))
+            listeners = hosts.open(layout, room.size, _wanted(plan, held, is_far=bool(far)))
             loose = optional_groups(workers)
             optional = frozenset().union(*loose)
             hosts.optional |= {i for i, own in enumerate(held.values()) if {*own} <= optional}
-            addresses, meetings = _places(held.values(), doors, len(seats))
-            absent = frozenset(range(len(seats))) - present
-            lines = make_remote_channels(far, self._assignment.crowd, addresses, loose, absent)
-            self._specs = self._assignment.orders(rings, layout, lines, meetings)
+            addresses, group_addresses = _places(held.values(), listeners, len(worker_ids))
+            absent = frozenset(range(len(worker_ids))) - present
+            lines = make_remote_channels(far, self._assignment.worker_map, addresses, loose, absent)
+            self._specs = self._assignment.specs(rings, layout, lines, group_addresses)
         except BaseException:
             hosts.close()
             raise
@@ -84,8 +84,8 @@ class ProcessRun:
         self._kept = KeptState(plan, layout, kept, self._hosts)
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._failure: ShoalError | None = None
-        self._asked = 0  # which snapshot the workers were asked for last
-        self._awaited: set[Replica] = set()  # endpoints that have yet to give their part of it
+        self._asked = 0  # number of the snapshot requested last
+        self._awaited: set[Replica] = set()  # endpoints that have not written their part of it
         self._stopped = False
 
     def start(self, limit: Limit) -> None:
@@ -98,13 +98,13 @@ class ProcessRun:
         try:
             self._hosts.run([lambda host, own=own: host.start(own, given, ticks) for own in specs])
         except BaseException:
-            self.close()  # those that have started would wait for the others for ever
+            self.close()  # the workers that have started would wait for the others forever
             raise
 
     def alive(self, seconds: float) -> bool:
-        """Wait up to `seconds`; whether there is more to come.
+        """Wait up to `seconds`; whether the run continues.
 
-        Raises a worker's failure, but not before what came in until then could be given back.
+        Raises a worker's failure, but only after the metrics received before it were returned.
         """
         if self._failure is not None:
             self._raise(self._failure)
@@ -116,7 +116,7 @@ class ProcessRun:
         return self._receive(seconds) or self._failure is not None
 
     def _raise(self, failure: ShoalError) -> Never:
-        """End with a failure that carries the newest state from which no tick is left out."""
+        """Raise a failure that carries the newest state after which no tick is missing."""
         self._hosts.end(STOP_GRACE_S)
         good = self._kept.good(self._collector.next_tick)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
@@ -124,21 +124,21 @@ class ProcessRun:
         raise failure
 
     def _ask(self) -> None:
-        """Ask the workers for the snapshot that the limit asks for, before the same tick."""
+        """Request the limit's snapshot from all workers, before the same tick."""
         if self._limit.asked.number > self._asked:
-            # Of workers that restart, what they kept will do.
+            # For workers that restart, the state that they kept is used.
             there = self._state.present - self._state.restarting
             self._asked, self._awaited = self._limit.asked.number, self._endpoints(there)
             tick = max(self._limit.asked.tick, *self._hosts.each(HostAgent.hold))
             self._hosts.each(lambda host: host.snap_at(tick))
 
     def _receive(self, seconds: float) -> bool:
-        """Receive what is new, and do what follows from it; whether workers are running."""
+        """Receive events from all hosts and handle them; whether workers are still running."""
         share = seconds / len(self._hosts.held)
-        hear: Command[Any] = lambda host: host.hear(share)  # noqa: E731
-        news = self._hosts.run([hear] * len(self._hosts.held))
+        receive: Command[Any] = lambda host: host.receive(share)  # noqa: E731
+        events_of_hosts = self._hosts.run([receive] * len(self._hosts.held))
         now, events = time.monotonic(), list[Event]()
-        for index, one in enumerate(news):
+        for index, one in enumerate(events_of_hosts):
             if one is None:
                 lost = self._hosts.lose(index)
                 self._awaited -= self._endpoints(lost)
@@ -151,10 +151,10 @@ class ProcessRun:
         self._handle(*events, *map(sv.GroupReady, self._restarter.ready()), sv.TimePassed(now))
         if self._state.is_over:
             self._hosts.each(HostAgent.halt)
-        return any(one.running for one in news if one is not None)
+        return any(one.running for one in events_of_hosts if one is not None)
 
     def _handle(self, *events: Event) -> None:
-        """Carry out what the supervisor decides."""
+        """Pass events to the supervisor and execute its actions."""
         queue = deque(events)
         while queue:
             self._state, actions = on_event(self._state, queue.popleft())
@@ -162,7 +162,7 @@ class ProcessRun:
                 queue.extend(self._do(action))
 
     def _do(self, action: Action) -> Iterable[Event]:
-        """Do one thing; what follows from it at once."""
+        """Execute one action; the events that follow from it at once."""
         match action:
             case sv.EndGroup(group, incarnation):
                 self._restarter.end(group, incarnation)
@@ -171,7 +171,7 @@ class ProcessRun:
             case sv.ReportFailure():
                 self._restarter.report(action)
             case sv.PlaceWorker(number):
-                host = self._assignment.crowd.hosts[number]
+                host = self._assignment.worker_map.hosts[number]
                 if not self._hosts.place(number, host, self._given, self._limit.ticks):
                     return [sv.PlaceMissing(number)]
                 return [sv.WorkerPlaced(number, time.monotonic())]
@@ -188,53 +188,53 @@ class ProcessRun:
         return ()
 
     def _endpoints(self, numbers: Iterable[int]) -> set[Replica]:
-        """The endpoints of workers."""
+        """The endpoints that these workers hold."""
         found = set(numbers)
-        ends = self._assignment.crowd.ends
+        ends = self._assignment.worker_map.ends
         return {(f, end) for f, at in ends.items() for end, n in enumerate(at) if n in found}
 
     def scale(self, counts: Mapping[str, int]) -> None:
-        """Have so many replicas of elastic fragments, within their bounds."""
+        """Scale elastic fragments to these numbers of replicas, within their bounds."""
         if counts != self._requested:
             self._requested = dict(counts)
             self._handle(sv.ScaleRequested(counts))
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of whole ticks, in order; raises at the first that has a NaN."""
+        """Metrics of complete ticks, in order; raises at the first that has a NaN."""
         for tick, shown in self._collector.ready():
             if bad := bad_metrics(shown):
                 raise not_finite(self._plan, self._kept.good(tick), tick, bad)
             yield tick, shown
 
     def sent(self) -> dict[str, Sent]:
-        """What workers that have ended had sent to other hosts, by channel."""
+        """What ended workers have sent to other hosts, by channel."""
         found = self._hosts.each(HostAgent.sent)
         names = dict.fromkeys(name for one in found for name in one)
         return {n: total(one[n] for one in found if n in one) for n in names}
 
     def statuses(self) -> dict[str, WorkerStatus]:
-        """What each worker of a fragment is doing."""
+        """The status of each worker."""
         return {k: v for found in self._hosts.each(HostAgent.statuses) for k, v in found.items()}
 
     def fail(self, worker: str, what: str, fix: str) -> None:
-        """End a worker at once: it is lost with this error, and may be replaced."""
-        names = [[f"{f}[{w}]" for f, w in held] for held in self._assignment.seats]
+        """Kill a worker and count it as lost with this error; it may restart."""
+        names = [[f"{f}[{w}]" for f, w in held] for held in self._assignment.worker_ids]
         number = next(n for n, held in enumerate(names) if worker in held)
         self._hosts.of(number, lambda host: host.fail(number, what, fix))
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of observers, as far as `ready` has received them."""
+        """Metrics of observers, as far as `ready` has events_of_hosts them."""
         return self._collector.looked()
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The snapshot that was asked for, when every endpoint has given its part."""
+        """The requested snapshot, once every endpoint has written its part."""
         if self._awaited:
             for snapshot in self._kept.snapshot(self._awaited):
                 self._awaited = set()
                 yield snapshot
 
     def final(self) -> Snapshot:
-        """The state that all endpoints have reached together, or the last that they all kept."""
+        """The state that all endpoints reached together, or the newest that they all kept."""
         self._hosts.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
         return self._kept.final()
 
@@ -246,14 +246,14 @@ class ProcessRun:
 
 
 def optional_groups(workers: Workers) -> tuple[frozenset[int], ...]:
-    """The groups that are replaced when they are lost, or may leave."""
+    """The restart groups whose workers may restart or leave while the run continues."""
     replaced = [n for n in sorted(workers.restartable)
                 if workers.restarts or workers.fragments[n] in workers.bounds]  # fmt: skip
     return tuple(dict.fromkeys(frozenset(workers.groups[n]) for n in replaced))
 
 
 def _by_host(present: Iterable[int], names: Sequence[str]) -> dict[str, list[int]]:
-    """The workers that are present, by the host that they are placed on."""
+    """The present workers by host."""
     found: dict[str, list[int]] = {}
     for number in sorted(present):
         found.setdefault(names[number], []).append(number)
@@ -261,7 +261,7 @@ def _by_host(present: Iterable[int], names: Sequence[str]) -> dict[str, list[int
 
 
 def _wanted(plan: Plan, held: Mapping[str, Sequence[int]], *, is_far: bool) -> list[Wanted]:
-    """What a run needs of each host."""
+    """The resources that a run needs on each host."""
     places = [p for places in plan.places.values() for p in places]
     on_gpu = {p.host for p in places if p.device.kind == "gpu"}
     return [
@@ -271,20 +271,20 @@ def _wanted(plan: Plan, held: Mapping[str, Sequence[int]], *, is_far: bool) -> l
 
 
 def _places(
-    held: Iterable[Sequence[int]], doors: Sequence[Doors], count: int
+    held: Iterable[Sequence[int]], listeners: Sequence[Listeners], count: int
 ) -> tuple[list[Any], list[str]]:
-    """For each worker its address, if it has a door, and where replicas may meet at it."""
+    """The address of each worker's listener, if any, and its group address."""
     addresses: list[Any] = [("", 0)] * count
-    meetings = [""] * count
-    for own, one in zip(held, doors, strict=True):
+    group_addresses = [""] * count
+    for own, one in zip(held, listeners, strict=True):
         for i, number in enumerate(own):
             addresses[number] = one.addresses[i] if one.addresses else None
-            meetings[number] = one.meetings[i]
-    return addresses, meetings
+            group_addresses[number] = one.group_addresses[i]
+    return addresses, group_addresses
 
 
 def run_on_processes(
     plan: Plan, programs: list[Program], start: Snapshot, restart_policy: RestartPolicy
 ) -> ProcessRun:
-    """A run of a plan by processes of this host."""
+    """Make a run of a plan in processes on this host."""
     return ProcessRun(plan, programs, start, LocalHosts(), restart_policy)

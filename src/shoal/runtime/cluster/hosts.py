@@ -1,4 +1,4 @@
-"""The hosts of a run as its driver reaches them, and this machine as all of them."""
+"""The driver's access to the hosts of a run, and `LocalHosts`, which runs them on this machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from shoal.runtime.cluster.control_block import ControlLayout
-from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
+from shoal.runtime.cluster.host_agent import STOP_GRACE_S, HostAgent, Listeners
 from shoal.runtime.cluster.machine import check_memory
 
 T = TypeVar("T")
-Command = Callable[[HostAgent], T]  # runs where the host agent is
+Command = Callable[[HostAgent], T]  # runs in the host agent's process
 
 
 class Wanted(NamedTuple):
-    """What a run needs of a host."""
+    """The resources that a run needs on one host."""
 
     host: str
     workers: int
-    doors: int  # for workers of other hosts
+    listeners: int  # for workers of other hosts
     on_gpu: bool  # whether some compute on a GPU
 
 
@@ -28,14 +28,14 @@ class Hosts(Protocol):
     """The host agents of a run's hosts."""
 
     grows: bool  # whether hosts may come and go
-    optional: set[int]  # host agents that may be lost: they answer None then
+    optional: set[int]  # host agents that may be lost, which then return None
 
-    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Start a host agent on each host that is wanted."""
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Listeners]:
+        """Start a host agent on each of these hosts; their listeners."""
         ...
 
     def add(self, host: str) -> int | None:
-        """The host agent for one more worker, on that host or another; None if none has room."""
+        """The index of a host agent with room for one more worker, or None."""
         ...
 
     def drop(self, index: int) -> None:
@@ -43,24 +43,24 @@ class Hosts(Protocol):
         ...
 
     def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
-        """Let each host agent run its command, all at the same time; what they answer."""
+        """Run a command on each host agent concurrently; their results."""
         ...
 
     def one(self, index: int, command: Command[T]) -> T:
-        """Let one host agent run a command; what it answers."""
+        """Run a command on one host agent; its result."""
         ...
 
     def end(self, grace: float) -> None:
-        """End all workers, after a grace period by force; what they kept can still be had."""
+        """End all workers, and kill them after a grace period; what they kept can still be read."""
         ...
 
     def close(self) -> None:
-        """Release everything, whatever has happened."""
+        """Release all resources, also after a failure."""
         ...
 
 
 class WorkerHosts:
-    """Which host agent has which workers of a run, and commands to the host agents."""
+    """Maps the workers of a run to host agents, and sends commands to the host agents."""
 
     def __init__(self, hosts: Hosts, held: Sequence[Sequence[int]]) -> None:
         self._hosts, self._held = hosts, [list(numbers) for numbers in held]
@@ -71,22 +71,22 @@ class WorkerHosts:
         return tuple(tuple(numbers) for numbers in self._held)
 
     def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
-        """Let each host agent run its command; None from those that are gone."""
+        """Run a command on each host agent; None for those that are lost."""
         return self._hosts.run(commands)
 
     def each(self, command: Command[T]) -> list[T]:
-        """Let each host agent run a command; what those answer that are there."""
+        """Run one command on all host agents; the results of those that are alive."""
         return [x for x in self._hosts.run([command] * len(self._held)) if x is not None]
 
     def of(self, number: int, command: Command[T]) -> T:
-        """Let the host agent of a worker run a command; what it answers."""
+        """Run a command on the host agent of a worker; its result."""
         return self._hosts.one(self._index(number), command)
 
     def _index(self, number: int) -> int:
         return next(i for i, held in enumerate(self._held) if number in held)
 
     def place(self, number: int, host: str, given: Mapping[str, np.ndarray], ticks: int) -> bool:
-        """Find room for a worker, on that host or another; whether there is some."""
+        """Place a worker on that host or another; False if no host has room."""
         index = self._hosts.add(host)
         if index is None:
             return False
@@ -104,50 +104,50 @@ class WorkerHosts:
         self._hosts.drop(self._index(number))
 
     def lose(self, index: int) -> tuple[int, ...]:
-        """Forget a host that is gone; the workers that it had."""
+        """Remove a lost host; the workers that it had."""
         lost, self._held[index] = tuple(self._held[index]), []
         return lost
 
     def end(self, grace: float) -> None:
-        """End all workers, after a grace period by force; what they kept can still be had."""
+        """End all workers, and kill them after a grace period; what they kept can still be read."""
         self._hosts.end(grace)
 
     def close(self) -> None:
-        """Release everything, whatever has happened."""
+        """Release all resources, also after a failure."""
         self._hosts.close()
 
 
 class LocalHosts:
-    """All workers on this host, whatever hosts the plan speaks of."""
+    """Runs the workers of all hosts of a plan on this machine."""
 
     def __init__(self) -> None:
         self._host_agents: list[HostAgent] = []
         self._names: list[str] = []
         self.grows, self.optional = False, set[int]()
 
-    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Make the host agents; they are apart, as if they were on different hosts."""
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Listeners]:
+        """Make one host agent per host, which share no memory, as on separate machines."""
         check_memory(size * len(wanted))
         self._host_agents = [HostAgent(layout, size) for _ in wanted]
         self._names = [one.host for one in wanted]
         return [
-            host.open(one.doors, one.workers)
+            host.open(one.listeners, one.workers)
             for host, one in zip(self._host_agents, wanted, strict=True)
         ]
 
     def add(self, host: str) -> int | None:
-        """The host agent of that host; this machine has room for one more."""
+        """The index of that host; this machine always has room."""
         return self._names.index(host) if host in self._names else 0
 
     def drop(self, index: int) -> None:
-        """Others may be there still."""
+        """Do nothing: other workers may use the host agent."""
 
     def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
-        """Let one host agent after the other run its command."""
+        """Run the commands on the host agents, one after the other."""
         return [command(host) for command, host in zip(commands, self._host_agents, strict=True)]
 
     def one(self, index: int, command: Command[T]) -> T:
-        """Let one host agent run a command."""
+        """Run a command on one host agent."""
         return command(self._host_agents[index])
 
     def end(self, grace: float) -> None:
@@ -158,5 +158,5 @@ class LocalHosts:
             one.close(grace)
 
     def close(self) -> None:
-        """End all workers; their memory is freed with the run."""
+        """End all workers; the shared memory is freed with the run."""
         self.end(STOP_GRACE_S)

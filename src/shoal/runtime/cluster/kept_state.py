@@ -1,4 +1,4 @@
-"""The states that workers keep, read from all hosts and put together to snapshots."""
+"""Assembles snapshots from the states that workers keep on all hosts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from shoal.runtime.execution.snapshot import Snapshot, check_complete
 
 
 class KeptState:
-    """What all endpoints of a run have kept in the banks of their control blocks."""
+    """The states that the endpoints of a run have kept in the banks of their control blocks."""
 
     def __init__(
         self, plan: Plan, layout: ControlLayout, start: Snapshot, hosts: WorkerHosts
     ) -> None:
         self._plan, self._layout, self._start, self._hosts = plan, layout, start, hosts
-        self._counted = [r for r in layout.posts if r[0] not in plan.asynchronous]
+        self._counted = [r for r in layout.endpoints if r[0] not in plan.asynchronous]
 
     def snapshot(self, awaited: set[Replica]) -> Iterator[Snapshot]:
-        """The snapshot that was asked for, once these endpoints have given their part."""
+        """The requested snapshot, once these endpoints have written their part."""
         ticks = self._ticks()[SNAP]
         if all(ticks[end] >= 0 for end in awaited):
             yield self._whole(self._banks(SNAP), ticks[self._counted[0]])
 
     def final(self) -> Snapshot:
-        """The state that all endpoints have reached together, or the last that they all kept."""
+        """The state that all endpoints reached together, or the newest that they all kept."""
         ended = self._ticks()[FINAL]
         counted = {ended[r] for r in self._counted}
         if len(counted) == 1 and min(counted) >= 0:
@@ -52,18 +52,18 @@ class KeptState:
         return self._whole(self._banks(usable[best]), best)
 
     def _ticks(self) -> Kept:
-        """Before which tick each endpoint kept what each bank holds, over all hosts."""
-        found: Kept = {bank: dict.fromkeys(self._layout.posts, -1) for bank in range(SNAP + 1)}
+        """The tick of each endpoint in each bank, over all hosts."""
+        found: Kept = {bank: dict.fromkeys(self._layout.endpoints, -1) for bank in range(SNAP + 1)}
         for kept in self._hosts.each(HostAgent.kept):
             for bank, ticks in kept.items():
                 found[bank] |= ticks
         return found
 
     def _banks(self, bank: int) -> dict[Replica, int]:
-        """For each endpoint, `bank`; for asynchronous ones only if it is of use, or their newest.
+        """The bank to read for each endpoint; asynchronous ones may need their newest instead.
 
-        Those that go in step must have kept it before the same tick. What has left has kept what
-        it ended with.
+        Endpoints in lockstep must have kept it before the same tick. A replica that has left has
+        kept its last state.
         """
         kept, together = self._ticks(), groups(self._plan)
         newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
@@ -71,7 +71,7 @@ class KeptState:
         return newest | mine | dict.fromkeys(self._counted, bank)
 
     def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
-        """What all endpoints kept, put together; what none has kept is as it was at the start."""
+        """The snapshot of all shares; a value that no endpoint kept is taken from the start."""
         cells, inputs = self._layout.cells, self._plan.graph.inputs
         given = {**self._start.past, **self._start.values}
         found = {
@@ -88,6 +88,6 @@ class KeptState:
         }
         past = {name: x for name, x in as_jax.items() if name not in inputs}
         bank = banks[self._counted[0]]
-        in_flight = max(flights[bank] for flights in self._hosts.each(HostAgent.flights))
+        in_flight = max(counts[bank] for counts in self._hosts.each(HostAgent.in_flight))
         values = {name: as_jax[name] for name in inputs}
         return Snapshot(tick, values, past, in_flight=in_flight)

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, what they report, how they end, and that they leave nothing."""
+"""Starts worker processes, reads their reports and output, and cleans up after them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from shoal.runtime.cluster.machine import oom_kills
 from shoal.runtime.cluster.worker_config import ProcessSpec
 from shoal.runtime.logs import Say, listener
 
-OUTPUT_GRACE_S = 1.0  # for output to arrive once a worker is gone: what it forked may hold the pipe
-LINES_A_SECOND = 1000  # of output that a worker may relay; it is slowed down beyond that
+OUTPUT_GRACE_S = 1.0  # for output to arrive after an exit: a forked process may hold the pipe
+LINES_A_SECOND = 1000  # of output that are relayed per worker; more blocks the worker
 LONGEST_LINE = 2**16  # bytes
-MARK = "SHOAL_RUN"  # the variable by which all that workers start can be found
+MARK = "SHOAL_RUN"  # environment variable that marks all processes that workers start
 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended, as plain data."""
+    """The exit of a worker, as plain data."""
 
     worker: str
-    kind: str = ""  # of the error; empty if it ended as it should
+    kind: str = ""  # of the error; empty after a normal exit
     what: str = ""
     fix: str = ""
     where: str = ""
@@ -48,7 +48,7 @@ class WorkerExit:
 
     @property
     def error(self) -> ShoalError:
-        """The failure as an error of the driver's."""
+        """The failure as an exception in the driver."""
         if self.is_shoal:
             error = ShoalError.__new__(getattr(errors, self.kind, RunError))
             ShoalError.__init__(error, self.what, self.fix, self.where)
@@ -66,18 +66,18 @@ class WorkerExit:
 
 
 def lost(worker: str, what: str, fix: str) -> WorkerExit:
-    """The exit of a worker that is gone without a report."""
+    """The exit of a worker that ended without a report."""
     return WorkerExit(worker, "LostError", what, fix)
 
 
 class WorkerProcess:
-    """One worker process, as the host that started it sees it."""
+    """A handle of one worker process, held by the host that started it."""
 
     def __init__(
         self, spec: ProcessSpec, process: subprocess.Popen[bytes], report: int, ooms: int
     ) -> None:
-        self.seats, self.process, self._ooms = spec.seats, process, ooms
-        self.name = name_of(spec.seats)
+        self.worker_ids, self.process, self._ooms = spec.worker_ids, process, ooms
+        self.name = name_of(spec.worker_ids)
         self.exit: WorkerExit | None = None
         self._report, self._line = report, b""
         os.set_blocking(report, False)
@@ -85,7 +85,7 @@ class WorkerProcess:
         self._relay.start()
 
     def poll(self, doing: str = "") -> WorkerExit | None:
-        """How it ended, once it has reported that or is gone; `doing` is where it was then."""
+        """The exit, once the worker has reported it or has ended; `doing` is its last stage."""
         if self.exit is None:
             is_gone = self._is_gone()
             self._read_report()
@@ -96,23 +96,23 @@ class WorkerProcess:
         return self.exit
 
     def _is_gone(self) -> bool:
-        """Whether it has ended; what it leaves in its process group is ended with it."""
+        """Whether the process has ended; the rest of its process group is killed then."""
         if self.process.returncode is None:
             look = os.WEXITED | os.WNOWAIT | os.WNOHANG
             with suppress(ChildProcessError):  # this process ignores how its children end
                 if os.waitid(os.P_PID, self.process.pid, look) is None:
                     return False
-            self.kill()  # while the process isn't reaped, its number is nobody else's
+            self.kill()  # until the process is reaped, its pid is not reused
         return True
 
     def _read_report(self) -> None:
-        """Read what there is, without waiting: a process that it forked may hold the pipe open."""
+        """Read the available part of the report, without blocking: a fork may hold the pipe."""
         with suppress(BlockingIOError):
             while self._report >= 0 and (data := os.read(self._report, 2**16)):
                 self._line += data
 
     def kill(self, exit: WorkerExit | None = None) -> None:
-        """End it and its process group at once; `exit` is what is reported of it."""
+        """Kill the process group; `exit` is reported as its exit."""
         self.exit = self.exit or exit
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
@@ -120,9 +120,9 @@ class WorkerProcess:
             self.process.wait()
 
     def close(self, until: float, doing: str = "") -> WorkerExit:
-        """Give it time to end, end it otherwise, and give its pipes back; how it ended."""
+        """Wait for it to end, kill it after `until`, and close its pipes; its exit."""
         while not self._is_gone() and time.monotonic() < until:
-            self._read_report()  # it may wait for room
+            self._read_report()  # it may block on a full pipe
             time.sleep(0.005)
         exit = self.poll(doing)
         self.kill()
@@ -133,9 +133,9 @@ class WorkerProcess:
         return exit or self.poll(doing) or WorkerExit(self.name)
 
 
-def name_of(seats: tuple[WorkerId, ...]) -> str:
-    """What a worker is called."""
-    return "+".join(f"{fragment}[{worker}]" for fragment, worker in seats)
+def name_of(worker_ids: tuple[WorkerId, ...]) -> str:
+    """The name of a worker process."""
+    return "+".join(f"{fragment}[{worker}]" for fragment, worker in worker_ids)
 
 
 def spawn(
@@ -143,16 +143,16 @@ def spawn(
     cores: tuple[int, ...],
     memory: Memory,
     mark: str,
-    door: socket.socket | None = None,
+    listener_socket: socket.socket | None = None,
     again: Mapping[str, Any] | None = None,
 ) -> WorkerProcess:
-    """Start a process with its config; others reach it at `door`, which is its own then.
+    """Start a worker process with its configuration; it takes over `listener_socket`.
 
-    Where it takes the place of another, `again` says from where it goes on.
+    For a restarted worker, `again` says from which ticks it resumes.
     """
     config, config_end = os.pipe()
     report, report_end = os.pipe()
-    fds = (memory.fd, config, report_end, *([door.fileno()] if door else []))
+    fds = (memory.fd, config, report_end, *([listener_socket.fileno()] if listener_socket else []))
     ooms = oom_kills()
     words = map(str, (os.getpid(), *fds))
     process = subprocess.Popen(
@@ -166,15 +166,15 @@ def spawn(
     )
     os.close(config)
     os.close(report_end)
-    if door is not None:
-        door.close()
-    # Sent from a thread: a child that dies early must not leave us writing to nobody.
+    if listener_socket is not None:
+        listener_socket.close()
+    # Sent from a thread: if the child dies early, writing must not block this process.
     path = list(dict.fromkeys([*spec.path, *sys.path]))
     first = {
         "path": path, "modules": spec.modules,
         "cores": cores, "size": memory.size, "again": again,
     }  # fmt: skip
-    args = config_end, first, spec.orders
+    args = config_end, first, spec.config
     threading.Thread(target=_send, args=args, daemon=True).start()
     return WorkerProcess(spec, process, report, ooms)
 
@@ -184,14 +184,14 @@ def _threads(cores: tuple[int, ...]) -> dict[str, str]:
     return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
 
 
-def _send(fd: int, first: Mapping[str, Any], orders: bytes) -> None:
-    # How a child died that no longer reads is known by its end.
+def _send(fd: int, first: Mapping[str, Any], config: bytes) -> None:
+    # If the child died before reading, `poll` reports its exit.
     with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
-        pipe.write(json.dumps(first).encode() + b"\n" + orders)
+        pipe.write(json.dumps(first).encode() + b"\n" + config)
 
 
 def relay(worker: WorkerProcess, say: Say) -> None:
-    """Pass on what a worker prints, line by line and only so fast, until it is gone."""
+    """Relay a worker's output line by line, at a limited rate, until it has ended."""
     assert worker.process.stdout is not None
     with worker.process.stdout as pipe:
         poll, rest, until, second, count = select.poll(), b"", 0.0, 0.0, 0
@@ -202,7 +202,9 @@ def relay(worker: WorkerProcess, say: Say) -> None:
             if data == b"" or len(rest) > LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             for line in filter(None, lines):
-                if not line.startswith(b"[Gloo] Rank"):  # it says how many it sees, each time
+                if not line.startswith(
+                    b"[Gloo] Rank"
+                ):  # Gloo prints the number of its peers at each start
                     say(f"{worker.name} | {line.decode(errors='replace').rstrip()}")
             now = time.monotonic()
             if worker.process.returncode is not None:
@@ -215,10 +217,10 @@ def relay(worker: WorkerProcess, say: Say) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """End what workers with a mark have started that has left their process groups."""
+    """Kill processes with this mark that have left the process groups of their workers."""
     variable = f"{MARK}={mark}".encode()
     found, until = True, time.monotonic() + OUTPUT_GRACE_S
-    while found and time.monotonic() < until:  # what is found may have started others meanwhile
+    while found and time.monotonic() < until:  # a process may start others before it is killed
         found = False
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -228,7 +230,7 @@ def kill_marked(mark: str) -> None:
 
 
 def died(worker: str, code: int, ooms: int, doing: str = "") -> WorkerExit:
-    """The exit of a worker that ended without a report; `doing` is where it was."""
+    """The exit of a worker that ended without a report; `doing` is its last stage."""
     at = f" in {doing}" if doing else ""
     if code >= 0:
         return lost(

@@ -1,4 +1,4 @@
-"""This machine as a cluster of one host."""
+"""This machine as a cluster of one host, and checks of its resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def this_machine() -> Cluster:
 
 
 def _numbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Devices with their index among those of their kind."""
+    """Devices, indexed among those of their kind."""
     kinds = [d.kind for d in devices]
     return tuple(Device(d.kind, kinds[:i].count(d.kind), d.memory) for i, d in enumerate(devices))
 
@@ -42,7 +42,7 @@ def _memory(device: Any) -> int:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory."""
+    """How often the kernel's OOM killer has killed a process."""
     for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         try:
             lines = Path(file).read_text().splitlines()
@@ -55,7 +55,7 @@ def oom_kills() -> int:
 
 
 def check_memory(size: int) -> int:
-    """`size` if so much shared memory can be had."""
+    """Return `size` if that much memory is free, or raise."""
     left = free_memory()
     if size > left:
         raise PlaceError(
@@ -82,7 +82,7 @@ def free_memory() -> int:
 
 
 def check_port(address: str) -> str:
-    """Check that nobody listens on `address`, such as "127.0.0.1:1234"; JAX itself would crash."""
+    """Check that `address`, such as "127.0.0.1:1234", is free; JAX would crash otherwise."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         try:
@@ -90,6 +90,6 @@ def check_port(address: str) -> str:
         except OSError as error:
             raise RunError(
                 f"{address}, where replicas were to meet, can't be listened on: {error.strerror}",
-                "Somebody took the port a moment ago: run again.",
+                "Another process has just taken the port: run again.",
             ) from error
     return address

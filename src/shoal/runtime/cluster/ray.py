@@ -1,4 +1,4 @@
-"""Plans over a Ray cluster: an actor a host, which keeps that host's workers. Only here is Ray."""
+"""The `ray` backend: one Ray actor per host runs that host's agent. No other module imports Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shoal.planning.segments import Program
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.driver import ProcessRun
-from shoal.runtime.cluster.host_agent import STOP_GRACE_S, Doors, HostAgent
+from shoal.runtime.cluster.host_agent import STOP_GRACE_S, HostAgent, Listeners
 from shoal.runtime.cluster.hosts import Command, T, Wanted
 from shoal.runtime.cluster.machine import check_memory
 from shoal.runtime.cluster.restarting import starting_workers
@@ -36,19 +36,19 @@ from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import listener, listening
 from shoal.runtime.restart_policy import RestartPolicy
 
-LOOK = 2.0  # seconds between looks for hosts that have come
-PATIENCE = 30.0  # seconds that a host may be silent, or Ray take to find room for a run
-KNOCK = 10.0  # seconds in which a cluster has to answer at all
+ADD_INTERVAL_S = 2.0  # seconds between checks for free CPUs
+RESPONSE_TIMEOUT_S = 30.0  # seconds for a host to respond, or for Ray to place a run
+CONNECT_TIMEOUT_S = 10.0  # seconds for a cluster to accept a connection
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-LOADING = 120.0  # seconds that a host may take until it answers for the first time
+START_TIMEOUT_S = 120.0  # seconds for a host agent to start
 
 
 def join(address: str = "") -> None:
-    """Connect with the cluster at `address`, or one that is known here, or start one here."""
+    """Connect to the cluster at `address`, or to a local one, or start one."""
     if ray.is_initialized():
         return
     try:
-        knock(address)
+        probe(address)
     except OSError as error:
         raise no_cluster(address, error) from error
     try:
@@ -62,7 +62,7 @@ def join(address: str = "") -> None:
 
 
 def no_cluster(address: str, error: Exception) -> PlaceError:
-    """The error that a user sees who names a cluster that can't be joined."""
+    """The error for a cluster that can't be reached."""
     return PlaceError(
         f"there is no Ray cluster at {address or 'hand'}: {str(error).splitlines()[0]}",
         "Start one with `ray start --head`, and give its address, such as --address HOST:6379. "
@@ -71,11 +71,11 @@ def no_cluster(address: str, error: Exception) -> PlaceError:
     )
 
 
-def knock(address: str) -> None:
-    """See whether anybody is at HOST:PORT; Ray would try for minutes."""
+def probe(address: str) -> None:
+    """Raise unless HOST:PORT accepts connections; Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _connect(address: str) -> None:
@@ -89,7 +89,7 @@ def _connect(address: str) -> None:
 
 
 def start_cluster() -> None:
-    """Start a cluster of this host alone, which no other host can reach."""
+    """Start a cluster of this host only, which no other host can reach."""
     make_token()
     with on_loopback():
         ray.init(address="local", include_dashboard=False, **QUIET)
@@ -97,10 +97,10 @@ def start_cluster() -> None:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let a cluster that starts here be reached from this host alone.
+    """Make a cluster that starts in this context reachable from this host only.
 
-    Ray replaces any loopback address that it is given by one that other hosts reach, unless it
-    takes this system for one without clusters.
+    Ray replaces a loopback address by one that other hosts can reach, unless it assumes that
+    this system supports no clusters.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -111,9 +111,9 @@ def on_loopback() -> Iterator[None]:
 
 
 def make_token() -> None:
-    """Make the token that Ray asks its clients for, for this user's eyes only.
+    """Create Ray's authentication token, readable by this user only.
 
-    Ray makes one itself where there is none, which everybody on this host can read.
+    If there is none, Ray creates one that all users of this host can read.
     """
     if {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         return
@@ -127,13 +127,13 @@ def make_token() -> None:
 
 
 def use_token() -> bool:
-    """Give Ray's token from now on, if there is one here and nothing was said about it.
+    """Enable Ray's token authentication if a token exists and no mode is set.
 
-    `ray start` asks for it as soon as there is one, and Ray's clients give it only if told to.
+    `ray start` requires a token that exists, but Ray's clients send it only if enabled.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return False
-    with suppress(ImportError):  # a Ray without tokens
+    with suppress(ImportError):  # this version of Ray has no tokens
         from ray._private.authentication import authentication_token_setup as tokens
 
         return tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -142,7 +142,7 @@ def use_token() -> bool:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Whoever handled SIGTERM before Ray is loaded does so afterwards."""
+    """Restore the SIGTERM handler that Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -150,7 +150,7 @@ def own_signals() -> Iterator[None]:
 
 
 def ray_cluster(address: str = "") -> Cluster:
-    """The hosts of a Ray cluster that are alive, with a CPU device for each of their CPUs."""
+    """The alive hosts of a Ray cluster, with a CPU device for each of their CPUs."""
     join(address)
     return Cluster(tuple(_host(name, node) for name, node in _nodes().items()))
 
@@ -162,7 +162,7 @@ def _host(name: str, node: dict[str, Any]) -> Host:
 
 
 def _nodes() -> dict[str, dict[str, Any]]:
-    """Nodes by name: their address, and where several share one, which of them it is."""
+    """Alive nodes by name: their address, with an index if several share one."""
     alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: n["NodeID"])
     alive.sort(key=lambda n: "node:__internal_head__" not in n["Resources"])
     found: dict[str, dict[str, Any]] = {}
@@ -174,46 +174,48 @@ def _nodes() -> dict[str, dict[str, Any]]:
 
 
 class RayHostActor:
-    """An agent on its host, and what its workers say until the driver hears it."""
+    """Runs a host agent in a Ray actor, and buffers worker output for the driver."""
 
     def __init__(self, layout: ControlLayout, size: int) -> None:
         self._said: list[str] = []
         self._agent = HostAgent(layout, check_memory(size))
 
     def run(self, command: Command[T]) -> tuple[T, list[str]]:
-        """Run a command; what it answers, and what workers have printed meanwhile."""
+        """Run a command; its result, and the worker output since the last call."""
         with listening(self._said.append):
             answer = command(self._agent)
         said = self._said[:]
         del self._said[: len(said)]
         return answer, said
 
-    def open(self, doors: int, workers: int) -> Doors:
-        """Make doors at the address by which Ray knows this host."""
-        return self._agent.open(doors, workers, get_node_ip_address())
+    def open(self, listeners: int, workers: int) -> Listeners:
+        """Open listeners on the address that Ray uses for this host."""
+        return self._agent.open(listeners, workers, get_node_ip_address())
 
 
 class RayHosts:
-    """The hosts of a run on a Ray cluster."""
+    """The host agents of a run on a Ray cluster."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._actors: list[Any] = []
-        self._first = 0  # how many of them there were from the start
+        self._first = 0  # number of actors in the placement group
         self._layout: tuple[Any, ...] = ()
         self._group: Any = None
         self._gone: set[int] = set()
         self.grows, self.optional = True, set[int]()
-        self._coming: tuple[Any, Any] | None = None  # an agent that is to be added, and its answer
+        self._coming: tuple[Any, Any] | None = (
+            None  # an actor that is starting, and its pending result
+        )
         self._looked = 0.0
 
-    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Doors]:
-        """Reserve what each host is to give, all or nothing, and start an agent on each."""
+    def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Listeners]:
+        """Reserve the resources of all hosts in a placement group, and start an agent on each."""
         self._layout = layout, size
         try:
             return self._opened(layout, size, wanted, _nodes())
         except BaseException:
-            self.close()  # what is reserved would stay so
+            self.close()  # releases the reservation
             raise
 
     def _opened(
@@ -222,7 +224,7 @@ class RayHosts:
         size: int,
         wanted: Sequence[Wanted],
         nodes: dict[str, dict[str, Any]],
-    ) -> list[Doors]:
+    ) -> list[Listeners]:
         check_room(wanted, nodes)
         bundles = [{"CPU": float(one.workers)} | _gpus(one, nodes) for one in wanted]
         where = [{"ray.io/node-id": nodes[one.host]["NodeID"]} for one in wanted]
@@ -239,32 +241,32 @@ class RayHosts:
             for i, bundle in enumerate(bundles)
         ]
         calls = [
-            actor.open.remote(one.doors, one.workers)
+            actor.open.remote(one.listeners, one.workers)
             for actor, one in zip(self._actors, wanted, strict=True)
         ]
-        return [self._answer(i, call, LOADING) for i, call in enumerate(calls)]
+        return [self._answer(i, call, START_TIMEOUT_S) for i, call in enumerate(calls)]
 
     def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
-        """Let each agent run its command, all at the same time."""
+        """Run a command on each agent concurrently."""
         calls = [
             None if i in self._gone else actor.run.remote(command)
             for i, (actor, command) in enumerate(zip(self._actors, commands, strict=True))
         ]
-        return [call and self._heard_if_there(i, call) for i, call in enumerate(calls)]
+        return [call and self._received_if_present(i, call) for i, call in enumerate(calls)]
 
-    def _heard_if_there(self, index: int, call: Any) -> Any:
-        """What an agent answers; None if it is gone and can be done without."""
+    def _received_if_present(self, index: int, call: Any) -> Any:
+        """The result of an agent; None if it is lost and optional."""
         try:
-            return self._heard(index, call)
+            return self._received(index, call)
         except LostError:
             if index not in self.optional:
                 raise
             return None
 
     def add(self, host: str) -> int | None:
-        """An agent wherever Ray has a CPU left, once it has started; None until then."""
+        """Start an agent where Ray has a free CPU; its index once it is up, None until then."""
         if self._coming is None:
-            if time.monotonic() - self._looked >= LOOK:
+            if time.monotonic() - self._looked >= ADD_INTERVAL_S:
                 self._looked = time.monotonic()
                 if ray.available_resources().get("CPU", 0) >= 1:
                     make: Any = ray.remote(RayHostActor)
@@ -276,35 +278,35 @@ class RayHosts:
             return None
         self._coming = None
         try:
-            doors: Any = ray.get(answer)
+            listeners: Any = ray.get(answer)
         except RayError:
             return None
         self._actors.append(actor)
-        self._names.append(doors.meetings[0].rpartition(":")[0])
+        self._names.append(listeners.group_addresses[0].rpartition(":")[0])
         return len(self._actors) - 1
 
     def drop(self, index: int) -> None:
-        """Give back the CPU of a worker that came later; those from the start keep theirs."""
+        """Release the CPU of an added agent; the agents of the placement group keep theirs."""
         if index in self._gone or index < self._first:
             return
         with suppress(RayError):
-            ray.get(self._actors[index].run.remote(HostAgent.close), timeout=PATIENCE)
+            ray.get(self._actors[index].run.remote(HostAgent.close), timeout=RESPONSE_TIMEOUT_S)
         self._gone.add(index)
         ray.kill(self._actors[index])
 
     def one(self, index: int, command: Command[T]) -> T:
-        """Let one agent run a command."""
-        return self._heard(index, self._actors[index].run.remote(command))
+        """Run a command on one agent."""
+        return self._received(index, self._actors[index].run.remote(command))
 
-    def _heard(self, index: int, call: Any) -> Any:
+    def _received(self, index: int, call: Any) -> Any:
         answer, said = self._answer(index, call)
         for line in said:
             listener()(line)
         return answer
 
-    def _answer(self, index: int, call: Any, patience: float = PATIENCE) -> Any:
+    def _answer(self, index: int, call: Any, timeout: float = RESPONSE_TIMEOUT_S) -> Any:
         try:
-            return ray.get(call, timeout=patience)
+            return ray.get(call, timeout=timeout)
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, ShoalError) else error from error
@@ -314,14 +316,14 @@ class RayHosts:
             said = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
-            what = f"has been silent for {patience:g} s" if silent else f"is gone ({said})"
+            what = f"has been silent for {timeout:g} s" if silent else f"is gone ({said})"
             raise LostError(
                 f"host {self._names[index]} {what}",
-                "Its machine or Ray's process there has stopped; `ray status` shows what is left.",
+                "Its machine or its raylet has stopped; `ray status` shows which nodes are left.",
             ) from error
 
     def end(self, grace: float) -> None:
-        """End all workers that can be reached."""
+        """End all workers of the agents that are alive."""
         commands: list[Command[None]] = [HostAgent.halt, lambda agent: agent.close(grace)]
         for command in commands:
             there = [i for i in range(len(self._actors)) if i not in self._gone]
@@ -330,10 +332,10 @@ class RayHosts:
                     self._answer(i, call)
 
     def close(self) -> None:
-        """End all workers and give everything back."""
+        """End all workers and release all resources."""
         self.end(STOP_GRACE_S)
         late = self._actors[self._first :] + ([self._coming[0]] if self._coming else [])
-        for actor in late:  # those from the start end with their group
+        for actor in late:  # the others end with the placement group
             ray.kill(actor)
         self._actors, self._coming = [], None
         if self._group is not None:
@@ -342,8 +344,8 @@ class RayHosts:
 
 
 def _await(group: Any, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> None:
-    """Wait until there is room for all, but not for a host that is gone."""
-    until = time.monotonic() + PATIENCE
+    """Wait until the placement group is ready; raise if one of its hosts is lost."""
+    until = time.monotonic() + RESPONSE_TIMEOUT_S
     while not group.wait(1.0):
         alive = {node["NodeID"] for node in _nodes().values()}
         for one in wanted:
@@ -351,8 +353,8 @@ def _await(group: Any, wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]
                 raise _left(one.host)
         if time.monotonic() > until:
             raise PlaceError(
-                f"Ray found no room for {_told(wanted)} within {PATIENCE:g} s",
-                "Others use the cluster: wait, or use fewer replicas. `ray status` shows who.",
+                f"Ray found no room for {_words_of(wanted)} within {RESPONSE_TIMEOUT_S:g} s",
+                "Other jobs use the cluster: wait, or use fewer replicas. `ray status` shows it.",
             )
 
 
@@ -380,22 +382,22 @@ def check_room(wanted: Sequence[Wanted], nodes: dict[str, dict[str, Any]]) -> No
 
 
 def _gpus(one: Wanted, nodes: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """All of a host's GPUs: which worker computes on which is the plan's to say."""
+    """All of a host's GPUs, since the plan assigns them to workers."""
     count = float(nodes[one.host]["Resources"].get("GPU", 0)) if one.on_gpu else 0.0
     return {"GPU": count} if count else {}
 
 
-def _told(wanted: Sequence[Wanted]) -> str:
+def _words_of(wanted: Sequence[Wanted]) -> str:
     return ", ".join(f"{one.workers} CPUs on {one.host}" for one in wanted)
 
 
 def check_fits(plan: Plan) -> Plan:
-    """Check that the cluster has room for a plan's workers, as far as can be known beforehand."""
+    """Check that the cluster has enough CPUs for a plan's workers."""
     apart = plan.over_processes
     programs = {f.name: write_program(apart, f.name) for f in plan.distribution.fragments}
-    hiring = ProcessAssignment(apart, programs, Snapshot(0, {}))
-    there = starting_workers(apart, hiring.seats)
-    hosts = Counter(hiring.crowd.hosts[number] for number in there)
+    assignment = ProcessAssignment(apart, programs, Snapshot(0, {}))
+    there = starting_workers(apart, assignment.worker_ids)
+    hosts = Counter(assignment.worker_map.hosts[number] for number in there)
     check_room([Wanted(h, n, 0, False) for h, n in hosts.items()], _nodes())  # noqa: FBT003
     return plan
 
@@ -403,6 +405,6 @@ def check_fits(plan: Plan) -> Plan:
 def run_on_ray(
     plan: Plan, programs: list[Program], start: Snapshot, policy: RestartPolicy
 ) -> ProcessRun:
-    """A run of a plan by workers of a Ray cluster."""
+    """Make a run of a plan on a Ray cluster."""
     join()
     return ProcessRun(plan, programs, start, RayHosts(), policy)

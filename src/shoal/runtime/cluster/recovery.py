@@ -1,4 +1,4 @@
-"""Rolls a run back to its newest snapshot when a worker or host is lost, on what is left."""
+"""Rolls a run back to its newest snapshot after a failure, and resumes on the hosts left."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from shoal.runtime.run import (
 )
 from shoal.signals import requested
 
-CLUSTER_TIMEOUT_S = 120.0  # for a cluster to become large enough again
+CLUSTER_TIMEOUT_S = 120.0  # for a cluster to have enough hosts again
 
 
 @dataclass(frozen=True)
 class RecoveryPolicy:
     """How a run recovers: how often within five minutes it may roll back.
 
-    Every so many seconds a snapshot is kept in memory, unless the run's owner wants them anyway.
-    `tell(error, tick)` is called at each failure, with the tick that the run resumes from. `fresh`
-    makes anew what a snapshot can't hold. A worker that can restart while the others
-    continue does: each up to `replaces` times within five minutes (None: `restarts`), and
-    `replaced` is called then.
+    A snapshot is kept in memory every `every` seconds, unless the caller already requests them.
+    `on_failure(error, tick)` is called at each failure, with the tick that the run resumes from.
+    `fresh` recreates what a snapshot can't hold. A worker that can restart while the others
+    continue does, up to `replaces` times within five minutes (None: `restarts`), and then
+    `replaced` is called.
     """
 
     restarts: int = 3
     every: float = 10.0
-    tell: Callable[[LostError, int], None] = lambda error, tick: None
+    on_failure: Callable[[LostError, int], None] = lambda error, tick: None
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     replaced: Callable[[WorkerFailure], None] = lambda loss: None
     replaces: int | None = None
-    say: Say = lambda line: None  # is called with what happens to replicas
-    dropped: Callable[[int], None] = lambda turns: None  # is called with those in flight
+    say: Say = lambda line: None  # reports events of replicas
+    dropped: Callable[[int], None] = lambda turns: None  # gets the ticks in flight
 
     def run(
         self,
@@ -82,11 +82,11 @@ class RecoveryPolicy:
                 if len(failures) > self.restarts:
                     raise
                 memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
-                self.tell(error, start.tick)
+                self.on_failure(error, start.tick)
                 self.dropped(start.in_flight)
                 lost = error
             except PlaceError as error:
-                # For a while a cluster counts hosts that are gone, and hasn't those that come back.
+                # For a while a cluster lists lost hosts, and omits hosts that return.
                 _check_timeout(failures, lost, error)
             if lost is not None:
                 plan = _redrawn(plan, backend, lost, failures)
@@ -94,7 +94,7 @@ class RecoveryPolicy:
 
 @dataclass
 class _Memory:
-    """What of a run outlives its workers: what was seen, and the newest snapshot."""
+    """The state of a run that survives a rollback: the ticks seen and the newest snapshot."""
 
     inner: RunCallbacks
     kept: Snapshot
@@ -107,7 +107,7 @@ class _Memory:
         return replace(self.inner, see=self._see, due=self._due, keep=self._keep)
 
     def newest(self, other: Snapshot | None) -> Snapshot:
-        """The newer of what was kept here and what the lost run still had."""
+        """The newer of the snapshot kept here and that of the failed run."""
         return other if other is not None and other.tick > self.kept.tick else self.kept
 
     def _see(self, tick: int, metrics: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class _Memory:
 
 
 def _check_timeout(failures: Sequence[float], lost: LostError | None, error: ShoalError) -> None:
-    """Raise if there is still no room long after the last loss; or `error`, if there was none."""
+    """Raise if the cluster is still too small long after the last failure, or never had one."""
     if lost is None:
         raise error
     if time.monotonic() - failures[-1] > CLUSTER_TIMEOUT_S:
@@ -138,7 +138,7 @@ def _check_timeout(failures: Sequence[float], lost: LostError | None, error: Sho
 
 
 def _redrawn(plan: Plan, backend: str, lost: LostError, failures: Sequence[float]) -> Plan:
-    """The plan on what is left of its cluster; waits a while for it to be enough."""
+    """The plan on the hosts that are left; waits a while for enough of them."""
     find_cluster = BACKENDS[backend].find_cluster
     while find_cluster is not None and not requested():
         try:

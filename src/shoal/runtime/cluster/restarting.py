@@ -1,4 +1,4 @@
-"""Carries out what the supervisor decides of restart groups: ends them, and starts them again."""
+"""Ends and restarts restart groups, as the supervisor decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
-from shoal.runtime.cluster.host_agent import Joins, Left, Shares
+from shoal.runtime.cluster.host_agent import Left, Rejoin, Shares
 from shoal.runtime.cluster.hosts import WorkerHosts
 from shoal.runtime.cluster.launching import name_of
 from shoal.runtime.cluster.supervisor import Group, ReportFailure, Workers
@@ -25,13 +25,13 @@ from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure
 
 
 def make_workers(
-    plan: Plan, seats: Sequence[tuple[WorkerId, ...]], rings: Rings, restarts: int
+    plan: Plan, worker_ids: Sequence[tuple[WorkerId, ...]], rings: Rings, restarts: int
 ) -> Workers:
-    """What is fixed of the workers of a plan; channels that aren't in `rings` cross hosts."""
-    found = worker_groups(plan, seats)
+    """The static facts of a plan's workers; channels that aren't in `rings` cross hosts."""
+    found = worker_groups(plan, worker_ids)
 
     def is_restartable(group: Group) -> bool:
-        fragments = {f for n in group for f, _ in seats[n]}
+        fragments = {f for n in group for f, _ in worker_ids[n]}
         own = [c for c in plan.channels if {c.writer, c.reader} & fragments]
         far = [c for c in own if c.name not in rings.rings]
         others = [c for c in far if plan.in_step(c.writer) != plan.in_step(c.reader)]
@@ -39,22 +39,24 @@ def make_workers(
         return fragments <= free and not any({c.writer, c.reader} <= free for c in others)
 
     return Workers(
-        tuple(map(name_of, seats)),
-        tuple(held[0][0] for held in seats),
+        tuple(map(name_of, worker_ids)),
+        tuple(held[0][0] for held in worker_ids),
         found,
         frozenset(n for n, group in enumerate(found) if is_restartable(group)),
         frozenset(
-            n for n, held in enumerate(seats) if any(f not in plan.asynchronous for f, _ in held)
+            n
+            for n, held in enumerate(worker_ids)
+            if any(f not in plan.asynchronous for f, _ in held)
         ),
         {f.name: (f.least, f.most) for f in plan.distribution.elastic},
         restarts,
     )
 
 
-def starting_workers(plan: Plan, seats: Sequence[tuple[WorkerId, ...]]) -> frozenset[int]:
+def starting_workers(plan: Plan, worker_ids: Sequence[tuple[WorkerId, ...]]) -> frozenset[int]:
     """The workers that a run starts with."""
     first = {f: plan.starting(f) for f in plan.places}
-    return frozenset(n for n, held in enumerate(seats) if held[0][1] < first[held[0][0]])
+    return frozenset(n for n, held in enumerate(worker_ids) if held[0][1] < first[held[0][0]])
 
 
 class GroupRestarter:
@@ -80,17 +82,17 @@ class GroupRestarter:
         self._left: dict[Group, Left] = {}
         self._fresh: dict[Group, Future[Shares]] = {}
         self._reported: dict[Group, int] = {}  # messages that were reported as lost
-        self._pool = ThreadPoolExecutor(1)  # what is made anew may take time
+        self._pool = ThreadPoolExecutor(1)  # recreating environments may take time
 
     def end(self, group: Group, incarnation: int) -> None:
-        """End the workers of a group, and begin to prepare what it restarts from."""
+        """End the workers of a group, and start to prepare its restart state."""
         left = self.release(group, "lost, and being replaced")
         self._left[group] = left
         self._fresh[group] = self._pool.submit(self._fresh_state, left, incarnation)
 
     def release(self, group: Group, note: str = "") -> Left:
-        """End a group and drop what it has in flight; the newest state that all of it kept."""
-        held = {(f, end) for n in group for f, w in self._specs[n].seats
+        """End a group and drop its in-flight messages; the newest state that all of it kept."""
+        held = {(f, end) for n in group for f, w in self._specs[n].worker_ids
                 for end in self._plan.ends_of(f, w)}  # fmt: skip
         together = [some for some in groups(self._plan) if held.issuperset(some)]
         kept: Kept = {}
@@ -100,7 +102,7 @@ class GroupRestarter:
                 kept[bank] = kept.get(bank, {}) | ticks
         for n in group:
             clear = self._specs[n], together, self._rings
-            self._hosts.of(n, lambda host, clear=clear: host.clear_up(*clear))
+            self._hosts.of(n, lambda host, clear=clear: host.drop_in_flight(*clear))
         newest = newest_together(kept, together)
         every = [
             self._hosts.of(n, lambda host, spec=self._specs[n]: host.left(spec, newest))
@@ -117,24 +119,26 @@ class GroupRestarter:
                 yield group
 
     def start(self, group: Group, incarnation: int) -> None:
-        """Start the workers of a group from what was left, or made anew."""
+        """Start the workers of a group from the state they kept, or from a fresh one."""
         left = self._left.pop(group)
         shares = left.shares | self._fresh.pop(group).result()
-        fragments = {f for n in group for f, _ in self._specs[n].seats}
+        fragments = {f for n in group for f, _ in self._specs[n].worker_ids}
         own = [c for c in self._plan.channels if {c.writer, c.reader} <= fragments]
         apart = any(c.name not in self._rings.rings for c in own)
-        doors = {n: self._hosts.of(n, lambda host, n=n: host.door(n)) for n in group if apart}
-        joins = Joins(incarnation, doors)
+        addresses = {
+            n: self._hosts.of(n, lambda host, n=n: host.listen_for(n)) for n in group if apart
+        }
+        rejoin = Rejoin(incarnation, addresses)
         for n in group:
             spec = self._specs[n]
-            held = {(f, end) for f, w in spec.seats for end in self._plan.ends_of(f, w)}
+            held = {(f, end) for f, w in spec.worker_ids for end in self._plan.ends_of(f, w)}
             mine = {(end, name): x for (end, name), x in shares.items() if end in held}
             ticks = {end: tick for end, tick in left.ticks.items() if end in held}
-            given = spec, mine, ticks, joins
+            given = spec, mine, ticks, rejoin
             self._hosts.of(n, lambda host, given=given: host.replace(*given))
 
     def _fresh_state(self, left: Left, incarnation: int) -> Shares:
-        """What ends are to carry of what can't be kept; not the same for each incarnation."""
+        """Fresh values for what can't be kept, different for each incarnation."""
         if not any(stage.host for stage in self._plan.graph.stages):
             return {}
         given = {name: self._given(name) for name in self._plan.graph.inputs}
@@ -143,19 +147,19 @@ class GroupRestarter:
         return {
             (end, name): raw(fresh[name])[self._layout.span(end, self._layout.cells[name])]
             for end in left.ticks
-            for name in self._layout.posts[end].carried
+            for name in self._layout.endpoints[end].carried
             if name in fresh and fresh[name] is not given[name]
         }
 
     def _given(self, name: str) -> Any:
-        """A carried value of all environments: as it was at the start, or at least its shape."""
+        """A carried value at the start, or zeros of its shape."""
         if name in self._start.values:
             return self._start.values[name]
         cell = self._layout.cells[name]
         return np.zeros(cell.rows(self._layout.rows), cell.dtype)
 
     def report(self, failure: ReportFailure) -> None:
-        """Report a failure, with the messages that were lost as far as is known here."""
+        """Report a failure, with the number of messages known to be lost."""
         group, exit = failure.group, failure.exit
         lost = 0
         with suppress(LostError):
@@ -163,15 +167,21 @@ class GroupRestarter:
         if not failure.is_new:
             self._reported[group] = self._reported.get(group, 0) + lost
         found = WorkerFailure(exit.worker, exit.what, lost, failure.seconds, failure.is_new)
-        self._restart_policy.tell(found)
+        self._restart_policy.on_failure(found)
 
     def _lost(self, group: Group) -> int:
-        """How many messages were lost with a group in all; other hosts may learn of it later."""
-        teams = [self._layout.teams.index(seat) for n in group for seat in self._specs[n].seats]
-        return sum(found[team] for found in self._hosts.each(_losses) for team in teams)
+        """The number of messages lost with a group so far; other hosts may count more later."""
+        schedulers = [
+            self._layout.schedulers.index(worker_id)
+            for n in group
+            for worker_id in self._specs[n].worker_ids
+        ]
+        return sum(
+            found[scheduler] for found in self._hosts.each(_losses) for scheduler in schedulers
+        )
 
     def close(self) -> None:
-        """Prepare nothing any more."""
+        """Stop preparing restarts."""
         self._pool.shutdown(cancel_futures=True)
 
 

@@ -1,9 +1,9 @@
-"""What becomes of workers that fail and of replicas that are scaled: a pure state machine.
+"""The supervisor: a pure state machine for failures, restarts and scaling of workers.
 
-`on_event(state, event)` returns the next state and what is to be done. There are two recoveries. A
-restart group that is independent of the others' progress restarts in place while they continue;
-after any other failure all roll back to the newest consistent snapshot (`recovery.py`). A replica
-that is added or removed starts and ends as one that is replaced.
+`on_event(state, event)` returns the next state and a list of actions. There are two recoveries. A
+restart group that is independent of the others' progress restarts in place while they continue.
+After any other failure all workers roll back to the newest consistent snapshot (`recovery.py`). A
+replica that is added or removed starts and ends as one that is replaced.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Group = tuple[int, ...]  # workers that restart together
 
 @dataclass(frozen=True)
 class Workers:
-    """All workers that a run may have, and what is fixed of them."""
+    """All workers that a run may have, and their static facts."""
 
     names: tuple[str, ...]
-    fragments: tuple[str, ...]  # that each is made for
-    groups: tuple[Group, ...]  # for each, those that restart with it, itself too
+    fragments: tuple[str, ...]  # fragment of each worker
+    groups: tuple[Group, ...]  # restart group of each worker
     restartable: frozenset[int]  # those that may restart while the others continue
     counted: frozenset[int]  # those that count ticks: the run ends when they have ended
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of elastic fragments
@@ -34,19 +34,19 @@ class Workers:
 
 @dataclass(frozen=True)
 class PendingRestart:
-    """A group whose places are to be taken: since when, and how far that is."""
+    """The progress of a group's restart."""
 
     since: float
     incarnation: int
     exit: WorkerExit | None = None  # none if the places were empty before
     started: bool = False
-    expires: float = inf  # when the loss is reported, if the places stay empty
+    expires: float = inf  # when the failure is reported, if the places stay empty
     resumed: frozenset[int] = frozenset()  # workers that have completed a tick since
 
 
 @dataclass(frozen=True)
 class State:
-    """Which workers there are, which are wanted, and which restarts are pending."""
+    """The present workers, the wanted replicas and the pending restarts."""
 
     workers: Workers
     present: frozenset[int]
@@ -56,7 +56,7 @@ class State:
     failures: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     pending: Mapping[Group, PendingRestart] = field(default_factory=dict)
     incarnation: int = 0
-    failed: WorkerExit | None = None  # with which the run ends
+    failed: WorkerExit | None = None  # failure that ends the run
 
     @property
     def is_done(self) -> bool:
@@ -79,7 +79,7 @@ class State:
         return pending is not None and not pending.started
 
     def staying(self, fragment: str) -> list[int]:
-        """Workers of a fragment that are present and not about to leave."""
+        """Workers of a fragment that are present and not leaving."""
         here = sorted(self.present - self.leaving)
         return [n for n in here if self.workers.fragments[n] == fragment]
 
@@ -101,7 +101,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host is gone, with these workers."""
+    """A host is lost, with these workers."""
 
     numbers: tuple[int, ...]
     now: float
@@ -124,7 +124,7 @@ class PlaceMissing:
 
 @dataclass(frozen=True)
 class GroupReady:
-    """What a group restarts from is there."""
+    """The restart state of a group is ready."""
 
     group: Group
 
@@ -139,19 +139,19 @@ class WorkersResumed:
 
 @dataclass(frozen=True)
 class ScaleRequested:
-    """So many replicas of fragments are wanted."""
+    """Other numbers of replicas are wanted."""
 
     counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class RunClosed:
-    """The run is over, whatever has happened."""
+    """The run is closed, with or without a failure."""
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing but time has passed."""
+    """Time has passed without another event."""
 
     now: float
 
@@ -163,7 +163,7 @@ Event = WorkerExited | HostLost | Placing | GroupReady | WorkersResumed | Asking
 
 @dataclass(frozen=True)
 class EndGroup:
-    """End what is left of a group, and prepare its restart; `GroupReady` follows."""
+    """End the rest of a group, and prepare its restart; `GroupReady` follows."""
 
     group: Group
     incarnation: int
@@ -186,21 +186,21 @@ class PlaceWorker:
 
 @dataclass(frozen=True)
 class StopWorker:
-    """Let a worker end after the tick that it is in."""
+    """Stop a worker after its current tick."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class RemoveWorker:
-    """Release what a worker that has left had in flight, and its room."""
+    """Release the in-flight messages and the place of a worker that has left."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class ReportFailure:
-    """Report that a worker is lost, or after how many seconds its group was back, if it was."""
+    """Report that a worker is lost, or after how many seconds its group resumed."""
 
     group: Group
     exit: WorkerExit
@@ -217,7 +217,7 @@ class Say:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """End the run with this failure; it may roll back then."""
+    """End the run with this failure; the caller may roll back."""
 
     exit: WorkerExit
 
@@ -229,7 +229,7 @@ Step = tuple[State, list[Action]]
 
 
 def on_event(state: State, event: Event) -> Step:
-    """The next state, and what is to be done."""
+    """The next state, and the actions to execute."""
     if state.is_over and not isinstance(event, WorkerExited | TimePassed | RunClosed):
         return state, []
     return _decide(state, event)
@@ -266,7 +266,7 @@ def _exited(state: State, event: WorkerExited) -> Step:
         state, settled = _settle(_without(ended, number), group)
         return state, [*settled, RemoveWorker(number)]
     if state.is_starting(number):
-        return state, []  # it ended with the one that is being replaced
+        return state, []  # it ended together with the worker that restarts
     unneeded = state.is_done and number in state.workers.restartable
     if not exit.kind or state.failed or unneeded:
         return ended, []
@@ -274,12 +274,12 @@ def _exited(state: State, event: WorkerExited) -> Step:
 
 
 def _restart(state: State, number: int, exit: WorkerExit, now: float) -> Step:
-    """Restart the group of a worker that failed, if it may."""
+    """Restart the group of a failed worker, if it may restart."""
     failed, state = _count_failure(state, number, exit, now)
     if failed:
         return _fail(replace(state, ended=state.ended | {number}), failed)
     group = state.workers.groups[number]
-    state, settled = _settle(state, group)  # it may fail again before it was back
+    state, settled = _settle(state, group)  # it may fail again before it has resumed
     state, opened = _open(state, group, exit, now)
     return state, [*settled, *opened, ReportFailure(group, exit, is_new=True)]
 
@@ -287,7 +287,7 @@ def _restart(state: State, number: int, exit: WorkerExit, now: float) -> Step:
 def _count_failure(
     state: State, number: int, exit: WorkerExit, now: float
 ) -> tuple[WorkerExit | None, State]:
-    """The failure that ends the run, if the worker may not restart; and the failures so far."""
+    """The failure that ends the run, if the worker may not restart, and the next state."""
     allowed = state.workers.restarts
     if exit.kind != "LostError" or not allowed or number not in state.workers.restartable:
         return exit, state
@@ -304,7 +304,7 @@ def _fail(state: State, exit: WorkerExit) -> Step:
 
 
 def _host_lost(state: State, numbers: Iterable[int], now: float) -> Step:
-    """Continue without these workers, or place them elsewhere."""
+    """Continue without these workers, or place them on other hosts."""
     actions: list[Action] = []
     for number in state.present.intersection(numbers):
         name, group = state.workers.names[number], state.workers.groups[number]
@@ -312,7 +312,7 @@ def _host_lost(state: State, numbers: Iterable[int], now: float) -> Step:
         exit = lost(name, f"worker {name} is lost with its host", fix)
         failed, state = _count_failure(state, number, exit, now)
         state = _without(state, number)
-        if failed or len(group) > 1:  # what the others of its group kept is of no use alone
+        if failed or len(group) > 1:  # the state of the rest of its group is not usable alone
             state, more = _fail(state, failed or exit)
             actions += more
             continue
@@ -327,13 +327,13 @@ def _host_lost(state: State, numbers: Iterable[int], now: float) -> Step:
 
 
 def _without(state: State, number: int) -> State:
-    """The state without a worker that is gone."""
+    """The state without a worker that has left."""
     present, leaving = state.present - {number}, state.leaving - {number}
     return replace(state, present=present, leaving=leaving)
 
 
 def _placed(state: State, number: int, now: float) -> Step:
-    """Start a worker where there is room for it now."""
+    """Start a worker that has been placed."""
     group = state.workers.groups[number]
     present, ended = state.present | {number}, state.ended - {number}
     state, settled = replace(state, present=present, ended=ended), list[Action]()
@@ -345,7 +345,7 @@ def _placed(state: State, number: int, now: float) -> Step:
 
 
 def _not_placed(state: State, number: int) -> Step:
-    """Fail if a worker that is lost can't be placed elsewhere; others are tried again."""
+    """Fail if a lost worker can't be placed; added workers are retried."""
     pending = state.pending.get(state.workers.groups[number])
     if pending is None or pending.exit is None or pending.started:
         return state, []
@@ -399,7 +399,7 @@ def _time_passed(state: State, now: float) -> Step:
         absent = [n for n in every if state.workers.fragments[n] == fragment]
         absent = [n for n in absent if n not in state.present]
         actions += [PlaceWorker(n) for n in absent[: max(0, count - len(here))]]
-        # One that is about to start can't be stopped before it runs.
+        # A worker that is starting can't be stopped before it runs.
         stopped = [n for n in here[count:] if not state.is_starting(n)]
         actions += [StopWorker(n) for n in stopped]
         state = replace(state, leaving=state.leaving.union(stopped))

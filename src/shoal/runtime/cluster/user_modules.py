@@ -1,4 +1,4 @@
-"""The user's own modules, which go to workers with their orders: no host needs to have them."""
+"""Ships the user's own modules to workers with their configuration: no host needs a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = Path(__file__).parents[2]
 
 
 class Source(NamedTuple):
-    """A module as text: where it was found, and for a package, where its parts are."""
+    """The source of a module: its text, its origin, and a package's search locations."""
 
     text: str
     origin: str
@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 def own_modules() -> dict[str, Source]:
-    """Every module that is loaded and belongs to no installed package."""
+    """The loaded modules that belong to no installed package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [*map(sysconfig.get_path, names), *site.getsitepackages()]
     installed += [site.getusersitepackages(), str(OURS)]
@@ -39,7 +39,7 @@ def own_modules() -> dict[str, Source]:
 
 
 def _source(module: ModuleType | None) -> Source | None:
-    """A module's text, if it was loaded from one; of a folder without any, an empty one."""
+    """A module's source, if it has one; a namespace package has an empty text."""
     spec = getattr(module, "__spec__", None)
     if spec is None:
         return None
@@ -54,7 +54,7 @@ def _source(module: ModuleType | None) -> Source | None:
 
 
 class Modules(MetaPathFinder, InspectLoader):
-    """Finds modules that came with a worker's orders, before others of the same name."""
+    """Imports modules that came with a worker's configuration, before others of that name."""
 
     def __init__(self, modules: Mapping[str, Sequence]) -> None:
         self._modules = {name: Source(*source) for name, source in modules.items()}
@@ -62,7 +62,7 @@ class Modules(MetaPathFinder, InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module as the driver has it: from the same file if that is here, else from its text."""
+        """The spec of a shipped module: from the same file if it is here, else from its text."""
         source = self._modules.get(fullname)
         if source is None:
             return None
@@ -77,16 +77,16 @@ class Modules(MetaPathFinder, InspectLoader):
         return spec
 
     def get_source(self, fullname: str) -> str:
-        """The text of a module."""
+        """The source text of a module."""
         return self._modules[fullname].text
 
     def get_code(self, fullname: str) -> CodeType:
-        """A module compiled, so that its lines are named as where it was written."""
+        """The code of a module, with the file name of its origin."""
         source = self._modules[fullname]
         return compile(source.text, source.origin, "exec", dont_inherit=True)
 
     def is_package(self, fullname: str) -> bool:
-        """Whether a module has parts."""
+        """Whether a module is a package."""
         return self._modules[fullname].parts is not None
 
 

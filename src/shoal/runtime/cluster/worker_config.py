@@ -1,4 +1,4 @@
-"""What a worker process gets when it starts, as plain data."""
+"""The configuration that a worker process gets when it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it loads JAX, which only compiled workers need
 
 @dataclass(frozen=True)
 class Group:
-    """The processes whose replicas run as one program, and which of them this is."""
+    """The data-parallel group of a process: its address, its size and the index in it."""
 
     address: str
     processes: int
@@ -30,36 +30,36 @@ class Group:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Which endpoints a process runs, where their channels lie, and how it is to behave."""
+    """The endpoints of a worker process, their channels and its settings."""
 
-    seats: tuple[WorkerId, ...]
-    fragments: Mapping[str, ExportedFragment | FragmentSpec]  # exported if any of it is compiled
+    worker_ids: tuple[WorkerId, ...]
+    fragments: Mapping[str, ExportedFragment | FragmentSpec]  # exported if any part is compiled
     rings: Rings
-    board: ControlLayout
-    ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
+    layout: ControlLayout
+    ends: Mapping[str, tuple[int, ...]]  # the scheduler of each end of each fragment
     lagged: tuple[Lagged, ...]
-    first: int  # the tick that the run goes on from
-    past: tuple[str, ...]  # older versions that are there, for readers that lag
+    first: int  # the tick that the run resumes from
+    past: tuple[str, ...]  # older versions that exist, for readers that lag
     serve: Mapping[str, Serve]
     spin: float
-    number: int  # which of all workers it is
+    number: int  # index among all workers
     lines: RemoteChannels | None = None  # channels between hosts
     group: Group | None = None
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """A process to be started: what its host has to know, and its orders, sealed.
+    """What a host needs to start a worker process, and its pickled configuration.
 
     Only the process itself unpickles its configuration, since no other may have the modules for it.
     """
 
     number: int
-    seats: tuple[WorkerId, ...]
-    ends: Mapping[str, tuple[int, ...]]  # the team of each end of each fragment
-    alike: bool  # whether there are others like it
-    on_cpu: bool  # whether it computes where it runs
-    variables: Mapping[str, str]  # of its environment
+    worker_ids: tuple[WorkerId, ...]
+    ends: Mapping[str, tuple[int, ...]]  # the scheduler of each end of each fragment
+    alike: bool  # whether its fragment has other replicas
+    on_cpu: bool  # whether it computes on CPUs
+    variables: Mapping[str, str]  # environment variables
     path: tuple[str, ...]  # where Python finds modules
     modules: Mapping[str, Source]  # the user's own
-    orders: bytes
+    config: bytes

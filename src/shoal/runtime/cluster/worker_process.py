@@ -1,4 +1,4 @@
-"""A worker process: runs its endpoints. It loads JAX only if some of them are compiled."""
+"""The main program of a worker process. It loads JAX only if a fragment is compiled."""
 
 from __future__ import annotations
 
@@ -45,38 +45,40 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """Read the configuration, run, and report on the pipe how it ended."""
-    driver, memory_fd, orders_fd, report_fd, *listener = map(int, sys.argv[1:])
+    """Read the configuration, run the schedulers, and report the exit on the pipe."""
+    driver, memory_fd, config_fd, report_fd, *listener = map(int, sys.argv[1:])
     check_parent = _live_with(driver)
-    with os.fdopen(orders_fd, "rb") as pipe:
+    with os.fdopen(config_fd, "rb") as pipe:
         first = json.loads(pipe.readline())
         sys.path[:] = first["path"]
         sys.meta_path.insert(0, Modules(first["modules"]))
-        config = pickle.load(pipe)  # from the process that started this one, and no other
+        config = pickle.load(pipe)  # only the process that started this one can write to it
     report = os.fdopen(report_fd, "w", buffering=1)
     os.register_at_fork(after_in_child=partial(_after_fork, report_fd))
     if first["cores"]:
         os.sched_setaffinity(0, first["cores"])
     join_fences()
     memory = Memory(memory_fd, first["size"])
-    board = ControlBlock(config.board, memory, check_parent)
+    control = ControlBlock(config.layout, memory, check_parent)
     failures: list[Failure] = []
-    setup = WorkerSetup(config, memory, board, first["again"])
+    setup = WorkerSetup(config, memory, control, first["again"])
     try:
         if config.lines is not None:
-            door = socket.socket(fileno=listener[0]) if listener else None
-            setup.join(_anew(config.lines, first["again"]), door)
-        teams = setup.teams()
-        threads = [threading.Thread(target=_turn, args=(board, t, failures)) for t in teams[1:]]
+            listener_socket = socket.socket(fileno=listener[0]) if listener else None
+            setup.join(_reconnecting(config.lines, first["again"]), listener_socket)
+        schedulers = setup.schedulers()
+        threads = [
+            threading.Thread(target=_turn, args=(control, t, failures)) for t in schedulers[1:]
+        ]
         for thread in threads:
             thread.start()
-        _turn(board, teams[0], failures)
+        _turn(control, schedulers[0], failures)
         for thread in threads:
             thread.join()
     except Stopped:
         pass
     except BaseException as error:
-        failures.append(Failure(config.seats[0], 0, error))
+        failures.append(Failure(config.worker_ids[0], 0, error))
     report.write(json.dumps(_report_of(failures[0]) if failures else {"sent": setup.sent}) + "\n")
     report.flush()
     if not failures:
@@ -85,36 +87,36 @@ def main() -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """Close the environments that this process has opened, and end it."""
+    """Close the environments of this process, and exit."""
     if host := sys.modules.get("shoal.envs.host"):
         host.close_all()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # nothing that a library left running can hold us up
+    os._exit(code)  # threads that a library left running can't delay the exit
 
 
-def _anew(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels:
-    """The channels between hosts, for one that may take the place of another."""
+def _reconnecting(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels:
+    """The channels between hosts, for a worker that may have been restarted."""
     if again is None:
         return lines
     return lines.for_incarnation(
-        again["life"], {number: (at[0], at[1]) for number, at in again["party"]}
+        again["incarnation"], {number: (at[0], at[1]) for number, at in again["members"]}
     )
 
 
 def _live_with(driver: int) -> Callable[[], None]:
-    """Let the driver alone decide when to stop; a check that it is alive."""
+    """Ignore SIGINT and SIGTERM, and die with the driver; a check that the driver is alive."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # schedulers send it to all processes of a job
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     check_parent = watch_parent(driver)
-    check_parent()  # it may have died while this process was loading
+    check_parent()  # the driver may have died while this process was loading
     return check_parent
 
 
 def _after_fork(report_fd: int) -> None:
-    """Make a process that user code forks end with this one, and take signals as others do."""
+    """Make a process that user code forks die with this one and handle signals by default."""
     os.close(report_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -123,12 +125,14 @@ def _after_fork(report_fd: int) -> None:
 
 
 def _turn(
-    board: ControlBlock, seated: tuple[int, Scheduler, list[ReplicaRunner]], failures: list[Failure]
+    control: ControlBlock,
+    seated: tuple[int, Scheduler, list[ReplicaRunner]],
+    failures: list[Failure],
 ) -> None:
-    """Run one scheduler; at the end write what its endpoints carry, if they ended with a tick."""
-    number, team, workers = seated
+    """Run one scheduler; at the end write its endpoints' carried state, if it is complete."""
+    number, scheduler, workers = seated
     try:
-        team.turn(SharedLimit(board, number))  # type: ignore[arg-type]
+        scheduler.turn(SharedLimit(control, number))  # type: ignore[arg-type]
     except Stopped:
         pass
     except Failure as failure:
@@ -137,8 +141,8 @@ def _turn(
         failures.append(Failure(workers[0].replica, workers[0].tick, error))
     for worker in workers:
         if not worker.broken:
-            leave(board, FINAL, worker)
-    board.driver_bell.notify()
+            leave(control, FINAL, worker)
+    control.driver_waker.notify()
 
 
 def _report_of(failure: Failure) -> dict[str, Any]:
@@ -157,54 +161,54 @@ def _report_of(failure: Failure) -> dict[str, Any]:
 
 
 class _ProcessReporter:
-    """Leaves metrics and kept values where the driver finds them."""
+    """Writes metrics and kept values to the control block."""
 
-    def __init__(self, board: ControlBlock, ends: Mapping[str, tuple[int, ...]]) -> None:
-        self._board, self._bell, self._ends = board, board.driver_bell, ends
+    def __init__(self, control: ControlBlock, ends: Mapping[str, tuple[int, ...]]) -> None:
+        self._control, self._waker, self._ends = control, control.driver_waker, ends
         self._shows: dict[Replica, Any] = {}
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
-        """Hand over a tick's metrics; waits if the driver is far behind."""
-        show = self._shows.setdefault(replica, None) or self._board.show(replica)
+        """Write a tick's metrics; waits if the driver is far behind."""
+        show = self._shows.setdefault(replica, None) or self._control.show(replica)
         self._shows[replica] = show
         while show.is_full():
-            self._bell.notify()
+            self._waker.notify()
             threading.Event().wait(1e-3)
-            self._board.check()
+            self._control.check()
         show.put(tick, metrics, lags)
-        self._board.did_turn(self._ends[replica[0]][replica[1]])
-        # Who sleeps pays for a fence: either it sees what was put, or here is seen what it took.
+        self._control.count_tick(self._ends[replica[0]][replica[1]])
+        # The sleeper pays for a fence: either it sees the put, or this process sees its take.
         if show.waiting == 1 or show.waiting >= MANY:
-            self._bell.notify()
+            self._waker.notify()
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
-        """Note that a replica begins to run a stage in Python."""
-        self._board.enter_stage(self._ends[replica[0]][replica[1]], stage, tick)
+        """Record that a replica starts a stage in Python."""
+        self._control.enter_stage(self._ends[replica[0]][replica[1]], stage, tick)
 
     def leave_stage(self, replica: Replica) -> None:
-        """Note that the stage has returned or failed."""
-        self._board.leave_stage(self._ends[replica[0]][replica[1]])
+        """Record that the stage has returned or failed."""
+        self._control.leave_stage(self._ends[replica[0]][replica[1]])
 
     def keep(self, worker: ReplicaRunner) -> None:
-        """Write what an end carries before a tick."""
-        leave(self._board, worker.tick // KEEP_EVERY % BANKS, worker)
+        """Write an endpoint's carried state before a tick."""
+        leave(self._control, worker.tick // KEEP_EVERY % BANKS, worker)
 
     def snap(self, worker: ReplicaRunner) -> None:
-        """Write an end's part of the snapshot that was asked for."""
-        leave(self._board, SNAP, worker)
-        self._bell.notify()
+        """Write an endpoint's part of the requested snapshot."""
+        leave(self._control, SNAP, worker)
+        self._waker.notify()
 
 
-def leave(board: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
-    """Write what an end carries to a bank."""
+def leave(control: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
+    """Write an endpoint's carried state to a bank."""
     values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
     if worker.in_flight is not None:
-        board.write_flight(bank, worker.in_flight)
-    board.write(bank, worker.replica, worker.tick, values)
+        control.write_in_flight(bank, worker.in_flight)
+    control.write(bank, worker.replica, worker.tick, values)
 
 
 def _raw(x: Any) -> Any:
-    """An array as it lies on the board: keys as their data."""
+    """An array as it is stored in the control block: PRNG keys as their data."""
     if "jax" in sys.modules:
         from shoal.runtime.execution.compiled_executor import raw
 
@@ -219,81 +223,85 @@ class WorkerSetup:
         self,
         config: WorkerConfig,
         memory: Memory,
-        board: ControlBlock,
+        control: ControlBlock,
         again: dict[str, Any] | None,
     ) -> None:
-        self._config, self._board = config, board
+        self._config, self._control = config, control
         self._snapped = again["snapped"] if again else 0
         self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
         self._channels: dict[str, Any] = dict(config.rings.open(memory))
-        self._reporter = _ProcessReporter(board, config.ends)
-        held = board.read(START)
+        self._reporter = _ProcessReporter(control, config.ends)
+        held = control.read(START)
         past = {name: held[name] for name in config.past}
         self._start = Snapshot(config.first, held, past)
         self._links: Connections | None = None
-        self.close: Callable[[], None] = lambda: None  # once there are connections, ends them
-        self._hear()
+        self.close: Callable[[], None] = lambda: None  # closes the connections, once there are any
+        self._subscribe()
 
-    def _hear(self) -> None:
-        """Let every channel wake the schedulers at its other side."""
-        bells = [self._board.bell(n) for n in range(len(self._config.board.teams))]
-        of = {f: [bells[n] for n in teams] for f, teams in self._config.ends.items()}
+    def _subscribe(self) -> None:
+        """Subscribe the schedulers to the channels that they read and write."""
+        wakers = [self._control.waker(n) for n in range(len(self._config.layout.schedulers))]
+        of = {f: [wakers[n] for n in schedulers] for f, schedulers in self._config.ends.items()}
         for channel in self._channels.values():
             gate = channel.state.sheet.gate
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
-        """Connect with workers of other hosts, and open the channels to them."""
+        """Connect to workers of other hosts, and open the channels to them."""
         config = self._config
-        own = {config.board.teams.index(seat) for seat in config.seats}
-        bells = [
-            self._board.bell(n) if n in own else Silent() for n in range(len(config.board.teams))
+        own = {config.layout.schedulers.index(worker_id) for worker_id in config.worker_ids}
+        wakers = [
+            self._control.waker(n) if n in own else Silent()
+            for n in range(len(config.layout.schedulers))
         ]
-        of = {f: [bells[n] for n in teams] for f, teams in config.ends.items()}
-        teams = {at: config.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)}
+        of = {f: [wakers[n] for n in schedulers] for f, schedulers in config.ends.items()}
+        schedulers = {
+            at: config.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)
+        }
 
         def lose(worker: int, turns: int) -> None:
-            self._board.did_lose(teams[worker], turns)
+            self._control.add_dropped(schedulers[worker], turns)
 
-        check = self._board.check
+        check = self._control.check
         links, channels = join_channels(lines, config.number, listener, check, lose, of)
         self._channels |= channels
-        self._board.look_out(links.check)
+        self._control.add_check(links.check)
         self._links, self.close = links, links.close
 
     @property
     def sent(self) -> dict[str, Sent]:
-        """What this worker has sent to others' hosts, by channel."""
+        """What this worker has sent to other hosts, by channel."""
         far = {n: c for n, c in self._channels.items() if isinstance(c, TcpChannel)}
         return {name: channel.sent for name, channel in far.items() if channel.sent.messages}
 
-    def teams(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
+    def schedulers(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
         """The number, scheduler and endpoints of each worker."""
         fragments = self._config.fragments
         if not all(isinstance(fragment, FragmentSpec) for fragment in fragments.values()):
             self._start_jax()
         return [
-            self._team(seat, self._executor(seat), self._channels) for seat in self._config.seats
+            self._scheduler(worker_id, self._executor(worker_id), self._channels)
+            for worker_id in self._config.worker_ids
         ]
 
-    def _executor(self, seat: WorkerId) -> Any:
-        """What runs the endpoints of a worker."""
-        fragment = self._config.fragments[seat[0]]
+    def _executor(self, worker_id: WorkerId) -> Any:
+        """The executor of a worker's fragment."""
+        fragment = self._config.fragments[worker_id[0]]
         if isinstance(fragment, FragmentSpec):
             return HostExecutor(fragment)
         from shoal.runtime.execution.compiled_executor import CompiledExecutor
         from shoal.runtime.execution.exporting import ExportedSegments
 
-        return CompiledExecutor(fragment.spec, ExportedSegments(fragment, seat[1]))
+        return CompiledExecutor(fragment.spec, ExportedSegments(fragment, worker_id[1]))
 
     def _start_jax(self) -> None:
-        """Set JAX up for one CPU device, and join those that run one program together."""
+        """Configure JAX for one CPU device, and join the data-parallel group, if there is one."""
         import jax
 
         from shoal.runtime.cluster.machine import check_port
 
         jax.config.update("jax_num_cpu_devices", 1)
-        # What one worker compiles, however quickly, others load that wait for it.
+        # Cache every compilation: other workers wait for it and load it.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         group = self._config.group
         if group is None:
@@ -305,12 +313,12 @@ class WorkerSetup:
             group.address, group.processes, group.index, coordinator_bind_address=group.address
         )
 
-    def _team(
-        self, seat: WorkerId, executor: Any, channels: Mapping[str, Channel]
+    def _scheduler(
+        self, worker_id: WorkerId, executor: Any, channels: Mapping[str, Channel]
     ) -> tuple[int, Scheduler, list[ReplicaRunner]]:
-        fragment, _ = seat
-        number = self._config.board.teams.index(seat)
-        ends = [e for e, team in enumerate(self._config.ends[fragment]) if team == number]
+        fragment, _ = worker_id
+        number = self._config.layout.schedulers.index(worker_id)
+        ends = [e for e, scheduler in enumerate(self._config.ends[fragment]) if scheduler == number]
         workers = [
             ReplicaRunner(executor, end, self._start, channels, self._reporter) for end in ends
         ]
@@ -321,24 +329,24 @@ class WorkerSetup:
         for worker in workers:
             if worker.replica in self._at:
                 worker.start_at(self._at[worker.replica], self._snapped)
-        bell = self._bell(number)
+        waker = self._waker(number)
         serve = self._config.serve.get(fragment)
         many = executor.run_many if serve else None
-        team = Scheduler(workers, channels, bell, serve, many)
-        return number, team.reports_to(partial(self._report, number)), workers
+        scheduler = Scheduler(workers, channels, waker, serve, many)
+        return number, scheduler.reports_to(partial(self._report, number)), workers
 
-    def _bell(self, number: int) -> Waker:
+    def _waker(self, number: int) -> Waker:
         """The waker of a scheduler; with connections to read, it reads them while it waits."""
-        config, board = self._config, self._board
+        config, control = self._config, self._control
         if self._links is None:
-            return board.bell(number, config.spin)
-        alone = not config.rings.rings and len(config.seats) == 1
-        return self._links.waker(board.bell(number), Wakes(board.check, alone), config.spin)
+            return control.waker(number, config.spin)
+        alone = not config.rings.rings and len(config.worker_ids) == 1
+        return self._links.waker(control.waker(number), Wakes(control.check, alone), config.spin)
 
     def _report(self, number: int, text: str) -> None:
-        """Report to the driver what a scheduler waits for, and if a connection is the cause."""
+        """Report to the driver what a scheduler waits for, and a broken connection."""
         broken = self._links.broken if self._links is not None and text else ""
-        self._board.note(number, f"{broken}; {text}" if broken else text)
+        self._control.note(number, f"{broken}; {text}" if broken else text)
 
 
 if __name__ == "__main__":
