@@ -150,8 +150,8 @@ def reference_attention(memory, seen):
         ages = range(len(x) - 1, -1, -1)
         scores = np.array([parts[-1][0][at] @ k[at] / np.sqrt(size) for _, k, _ in parts])
         scores += [memory.bias[head, age] for age in ages]
-        chances = np.exp(scores) / np.exp(scores).sum()
-        found.append(sum(p * v[at] for p, (_, _, v) in zip(chances, parts, strict=True)))
+        weights = np.exp(scores) / np.exp(scores).sum()
+        found.append(sum(p * v[at] for p, (_, _, v) in zip(weights, parts, strict=True)))
     last = x[-1]
     last = last + sigmoid(layer(memory.out_gate, last)) * layer(memory.out, np.concatenate(found))
     thought = layer(memory.hidden[1], np.maximum(layer(memory.hidden[0], norm(last)), 0))

@@ -31,30 +31,30 @@ def numbers(count):
 
 @LAW
 @given(numbers(AGENTS), numbers(WORLD), st.integers(0, AGENTS - 1), st.floats(0, 5, width=32))
-def test_the_team_value_rises_with_each_agents_value(worth, world, agent, more):
-    better = worth + more * np.eye(AGENTS, dtype=np.float32)[agent]
-    assert mix(better, world) >= mix(worth, world) - 1e-4
-    assert (slope_of(worth, world) >= 0).all()
+def test_the_team_value_rises_with_each_agents_value(q_values, world, agent, more):
+    better = q_values + more * np.eye(AGENTS, dtype=np.float32)[agent]
+    assert mix(better, world) >= mix(q_values, world) - 1e-4
+    assert (slope_of(q_values, world) >= 0).all()
 
 
 @LAW
 @given(numbers(AGENTS), numbers(WORLD))
-def test_the_mixing_network_is_its_formula(worth, world):
+def test_the_mixing_network_is_its_formula(q_values, world):
     def mlp(layers):
         (first, last), x = layers, world
         x = np.maximum(x @ np.asarray(first.weight) + first.bias, 0)
         return x @ np.asarray(last.weight) + last.bias
 
     weights = np.abs(mlp(MIXER.first)).reshape(AGENTS, -1)
-    unit = worth @ weights + world @ np.asarray(MIXER.first_bias.weight) + MIXER.first_bias.bias
+    unit = q_values @ weights + world @ np.asarray(MIXER.first_bias.weight) + MIXER.first_bias.bias
     unit = np.where(unit > 0, unit, np.expm1(np.minimum(unit, 0)))
     wanted = unit @ np.abs(mlp(MIXER.second)) + mlp(MIXER.second_bias)[0]
-    np.testing.assert_allclose(mix(worth, world), wanted, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(mix(q_values, world), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_without_a_mixer_the_team_is_worth_the_sum():
-    worth = jnp.arange(6.0).reshape(2, 3)
-    np.testing.assert_array_equal(mixing.mix((), worth, ()), [3.0, 12.0])
+    q_values = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(mixing.mix((), q_values, ()), [3.0, 12.0])
 
 
 masks = st.lists(
@@ -67,24 +67,24 @@ CHOOSER = mixing.init_chooser(jax.random.PRNGKey(0), 3, 2, 4, ("gru", 5))
 def draws(mask, epsilon, seed):
     key = jax.random.PRNGKey(seed)
     shown = Shown(jax.random.normal(key, (2, 3)), mask, ())
-    _, worth = mixing.judge(CHOOSER, jnp.zeros((2, 5)), shown)
-    drawn = jax.vmap(lambda key: mixing.explore(key, worth, mask, epsilon))
-    return worth, drawn(jax.random.split(key, 64))
+    _, q_values = mixing.judge(CHOOSER, jnp.zeros((2, 5)), shown)
+    drawn = jax.vmap(lambda key: mixing.explore(key, q_values, mask, epsilon))
+    return q_values, drawn(jax.random.split(key, 64))
 
 
 @LAW
 @given(masks, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 99))
 def test_masked_actions_are_never_chosen(mask, epsilon, seed):
-    worth, drawn = draws(np.array(mask), epsilon, seed)
+    q_values, drawn = draws(np.array(mask), epsilon, seed)
     assert np.array(mask)[np.arange(2), np.asarray(drawn)].all()
     if epsilon == 0.0:
-        assert (drawn == np.argmax(worth, axis=-1)).all()
+        assert (drawn == np.argmax(q_values, axis=-1)).all()
 
 
 def test_agents_that_share_a_network_receive_their_index():
     own = jnp.ones((2, 3))
-    _, worth = mixing.judge(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
-    assert np.abs(worth[0] - worth[1]).max() > 1e-3
+    _, q_values = mixing.judge(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
+    assert np.abs(q_values[0] - q_values[1]).max() > 1e-3
 
 
 class TestTargets:
@@ -126,11 +126,11 @@ class TestTargets:
         batch = self.batch(0)
         given_ = batch.memory, (batch.obs, batch.last_obs), batch.ended
         judge = jax.jit(mixing.judge_team)
-        (worth, then), (_, target_then) = judge(params, *given_), judge(target, *given_)
-        names = sorted(worth)
+        (q_values, then), (_, target_then) = judge(params, *given_), judge(target, *given_)
+        names = sorted(q_values)
         total, follow = np.zeros(self.steps), np.zeros(self.steps)
         for t in range(self.steps):
-            chosen = [worth[n][t, 0, 0, batch.action[n][t, 0, 0]] for n in names]
+            chosen = [q_values[n][t, 0, 0, batch.action[n][t, 0, 0]] for n in names]
             total[t] = mixing.mix(params.mixer, jnp.stack(chosen), batch.obs[names[0]].world[t, 0])
             best = [np.argmax((then if double else target_then)[n][t, 0, 0]) for n in names]
             chosen = [target_then[n][t, 0, 0, b] for n, b in zip(names, best, strict=True)]

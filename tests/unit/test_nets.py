@@ -64,8 +64,8 @@ def test_layers_differ():
 @pytest.mark.parametrize("space", [Discrete(3), Box(-1.0, 1.0, (3,))])
 def test_an_actor_matches_its_space_and_starts_nearly_uniform(space):
     actor = init_actor(KEY, (4, 16), space)
-    chances = distribution(actor, jnp.ones(4))
-    match chances:
+    dist = distribution(actor, jnp.ones(4))
+    match dist:
         case Categorical(logits):
             assert isinstance(space, Discrete)
             np.testing.assert_allclose(jax.nn.softmax(logits), np.full(3, 1 / 3), atol=0.02)

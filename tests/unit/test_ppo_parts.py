@@ -120,10 +120,10 @@ def test_an_advantage_ends_with_its_episode():
         advantage = 0.0
         for t in reversed(range(8)):
             follows = last_obs[t, i] if truncated[t, i] else obs[t + 1, i]
-            worth = 0.0 if terminated[t, i] else SMALL.gamma * value(follows)
-            surprise = rollout.reward[t, i] + worth - value(obs[t, i])
+            bootstrap = 0.0 if terminated[t, i] else SMALL.gamma * value(follows)
+            td_error = rollout.reward[t, i] + bootstrap - value(obs[t, i])
             continues = not (terminated[t, i] or truncated[t, i])
-            advantage = surprise + SMALL.gamma * SMALL.gae_lambda * continues * advantage
+            advantage = td_error + SMALL.gamma * SMALL.gae_lambda * continues * advantage
             np.testing.assert_allclose(batch.advantage[t, i], advantage, rtol=1e-3, atol=1e-3)
 
 

@@ -31,8 +31,8 @@ def test_two_streams_differ_by_the_actions_mean_advantage_alone():
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_random_actions_have_the_probability_epsilon(epsilon):
     keys = jax.random.split(jax.random.key(0), 4000)
-    worth = jnp.array([0.0, 2.0, 1.0, -1.0])
-    took = jax.vmap(lambda key: best_or_any(key, worth, epsilon))(keys)
+    q_values = jnp.array([0.0, 2.0, 1.0, -1.0])
+    took = jax.vmap(lambda key: best_or_any(key, q_values, epsilon))(keys)
     share = np.bincount(np.asarray(took), minlength=4) / len(keys)
     wanted = np.full(4, epsilon / 4) + np.array([0, 1 - epsilon, 0, 0])
     np.testing.assert_allclose(share, wanted, atol=0.04)

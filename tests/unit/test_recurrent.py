@@ -132,10 +132,10 @@ def test_a2c_s_loss_is_its_formula():
     )
     advantage = np.zeros((9, 3))
     for t in reversed(range(8)):
-        worth = algorithm.gamma * ~rollout.terminated[t] * final[t]
+        bootstrap = algorithm.gamma * ~rollout.terminated[t] * final[t]
         continues = ~(rollout.terminated | rollout.truncated)[t]
-        surprise = rollout.reward[t] + worth - value[t]
-        advantage[t] = surprise + algorithm.gamma * continues * advantage[t + 1]
+        td_error = rollout.reward[t] + bootstrap - value[t]
+        advantage[t] = td_error + algorithm.gamma * continues * advantage[t + 1]
     close(parts["policy_loss"], -np.mean(advantage[:8] * rollout.log_prob))
     close(parts["value_loss"], 0.5 * np.mean(advantage[:8] ** 2))
     close(parts["loss"], parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.01 * parts["entropy"])

@@ -40,9 +40,9 @@ def test_gae_is_the_discounted_sum_of_td_errors_up_to_the_episode_s_end(
     expected = np.zeros(STEPS)
     for t in range(STEPS):
         for k in range(t, STEPS):
-            worth = 0.0 if terminated[k] else GAMMA * next_value[k]
-            surprise = reward[k] + worth - value[k]
-            expected[t] += (GAMMA * LAMBDA) ** (k - t) * surprise
+            bootstrap = 0.0 if terminated[k] else GAMMA * next_value[k]
+            td_error = reward[k] + bootstrap - value[k]
+            expected[t] += (GAMMA * LAMBDA) ** (k - t) * td_error
             if terminated[k] or truncated[k]:
                 break
     actual = call_gae(reward, value, next_value, terminated, truncated)
@@ -179,8 +179,8 @@ def test_vtrace_is_the_sum_of_the_paper_up_to_the_episode_s_end(
     target, advantage = call_vtrace(reward, value, next_value, log_ratio, how, clips, decay)
     np.testing.assert_allclose(target, wanted, rtol=1e-3, atol=1e-3)
     after = np.append(wanted[1:], next_value[-1])
-    worth = reward + discount * np.where(ended, next_value, after)
-    np.testing.assert_allclose(advantage, rho * (worth - value), rtol=1e-3, atol=1e-3)
+    target_value = reward + discount * np.where(ended, next_value, after)
+    np.testing.assert_allclose(advantage, rho * (target_value - value), rtol=1e-3, atol=1e-3)
 
 
 @LAW

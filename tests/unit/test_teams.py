@@ -26,11 +26,11 @@ masks = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
 @jax.jit
 def mask_out(logits, mask, seed):
     """Results of masking: samples, the mode, log-probabilities, the entropy and its gradient."""
-    chances = masked(Categorical(logits), mask)
+    dist = masked(Categorical(logits), mask)
     keys = jax.random.split(jax.random.PRNGKey(seed), 64)
-    log_prob = jax.vmap(chances.log_prob)(jnp.arange(5))
+    log_prob = jax.vmap(dist.log_prob)(jnp.arange(5))
     slope = jax.grad(lambda x: masked(Categorical(x), mask).entropy())(logits)
-    return jax.vmap(chances.sample)(keys), chances.mode(), log_prob, chances.entropy(), slope
+    return jax.vmap(dist.sample)(keys), dist.mode(), log_prob, dist.entropy(), slope
 
 
 @settings(max_examples=40, deadline=None)

@@ -148,9 +148,9 @@ def test_every_torso_serves_an_actor_and_a_critic(kind):
         params = init_actor_critic((KEY, KEY), (space, Discrete(3)), (8,), kind)
         return policy_and_value(params, as_features(init_obs_moments(space, kind), x))
 
-    chances, value = jax.eval_shape(act, shown(space))
-    assert (chances.logits.shape, value.shape) == ((2, 3), (2,))
-    assert chances.logits.dtype == value.dtype == jnp.float32
+    dist, value = jax.eval_shape(act, shown(space))
+    assert (dist.logits.shape, value.shape) == ((2, 3), (2,))
+    assert dist.logits.dtype == value.dtype == jnp.float32
 
 
 # The compute dtype

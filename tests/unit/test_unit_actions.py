@@ -56,12 +56,12 @@ def test_actors_return_an_action_or_a_distribution_of_bounded_std():
 
 
 def test_noise_makes_the_action_that_a_key_would_have():
-    chances, key = TanhNormal(jnp.array([0.3, -1.0]), jnp.array([-0.5, 0.2])), jax.random.key(3)
+    dist, key = TanhNormal(jnp.array([0.3, -1.0]), jnp.array([-0.5, 0.2])), jax.random.key(3)
     noise = jax.random.normal(key, (2,))
-    for one, other in zip(chances.at(noise), chances.sample_and_log_prob(key), strict=True):
+    for one, other in zip(dist.at(noise), dist.sample_and_log_prob(key), strict=True):
         np.testing.assert_array_equal(one, other)
     before = np.array([0.3, -1.0]) + np.exp([-0.5, 0.2]) * np.asarray(noise)
-    action, log_prob = chances.at(noise)
+    action, log_prob = dist.at(noise)
     density = np.exp(-(np.asarray(noise) ** 2) / 2) / np.sqrt(2 * np.pi) / np.exp([-0.5, 0.2])
     np.testing.assert_allclose(action, np.tanh(before), rtol=1e-5)
     np.testing.assert_allclose(
