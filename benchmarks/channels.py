@@ -1,4 +1,4 @@
-"""How fast messages go between two processes: Shoal's channels beside what else there is.
+"""Benchmarks messages between two processes: Shoal's channels against alternatives.
 
 Streams of 64 KiB and 4 MiB, and round trips of 64 bytes. Each reader looks at each message
 without copying it further; the writer's own copy into the channel counts. A copy of the same
@@ -30,25 +30,25 @@ from shoal.runtime.channels.shm import Rings, ShmChannel
 HERE = Path(__file__).parent
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
 COUNTS = {SMALL: 40_000, MIDDLE: 100_000, LARGE: 3_000}
-SLOTS = {SMALL: 1, MIDDLE: 8, LARGE: 2}  # as many as stay in the cache
-WARM = 16  # moves before the clock starts: fresh memory is slow
-SPIN = 50e-6  # as workers do where there are cores enough
+SLOTS = {SMALL: 1, MIDDLE: 8, LARGE: 2}  # few enough to stay in the cache
+WARM = 16  # warm-up moves: fresh memory is slow
+SPIN = 50e-6  # as workers do if there are enough cores
 
 
 class Side(Protocol):
     """One way to send messages; both give seconds from the first message to the last."""
 
     def stream(self, size: int, count: int) -> float:
-        """One process sends, the other looks at each message as it comes."""
+        """Stream messages: one process sends, the other reads each."""
         ...
 
     def rally(self, count: int) -> float:
-        """A small message goes to and fro."""
+        """Send a small message back and forth."""
         ...
 
 
 class Line:
-    """Shoal channels from `w` to `r` and back, both ends' bells, opened before processes part."""
+    """Shoal channels from `w` to `r` and back, both endpoints' wakers, opened before the fork."""
 
     def __init__(self, size: int) -> None:
         capacity = SLOTS[size]
@@ -68,7 +68,7 @@ class Line:
             channel.state.subscribe([self.bells[gate.reader]], [self.bells[gate.writer]])
 
     def put(self, channel: ShmChannel, message: dict[str, Any]) -> None:
-        """Put when there is room."""
+        """Put a message as soon as there is room."""
         stile = channel.state
         if not stile.may_put(0):
             bell = self.bells[stile.sheet.gate.writer]
@@ -77,7 +77,7 @@ class Line:
         channel.put(0, message, 0)
 
     def take(self, channel: ShmChannel, receive: Callable[[Any, Any], Any]) -> None:
-        """Take when there is something."""
+        """Take a message as soon as there is one."""
         stile = channel.state
         if not stile.may_take(0, 0):
             bell = self.bells[stile.sheet.gate.reader]
@@ -92,7 +92,7 @@ def _look(message: dict[str, np.ndarray], _: object) -> dict[str, np.ndarray]:
 
 
 def beside(work: Callable[[], None]) -> None:
-    """Do some work in a process of its own."""
+    """Run a function in a separate process."""
     if os.fork() == 0:
         join_fences()
         work()
@@ -100,7 +100,7 @@ def beside(work: Callable[[], None]) -> None:
 
 
 def timed(move: Callable[[], Any], count: int) -> float:
-    """Seconds for `count` moves after the first few; then the other process is waited for."""
+    """Seconds for `count` moves after the warm-up; then waits for the other process."""
     for _ in range(WARM):
         move()
     start = time.perf_counter()
@@ -115,7 +115,7 @@ class Shoal:
     """Channels in shared memory, as workers use them."""
 
     def stream(self, size: int, count: int) -> float:
-        """Slots filled by one, looked at in place by the other."""
+        """Stream through slots: one fills them, the other reads in place."""
         join_fences()
         line, message = Line(size), {"x": np.ones(size, np.uint8)}
         there = line.channels["there"]
@@ -165,7 +165,7 @@ class Pipe:
         return timed(mine.recv_bytes, count)
 
     def rally(self, count: int) -> float:
-        """To and fro through one socket."""
+        """Round trips through one socket."""
         mine, its = multiprocessing.Pipe()
 
         def answer() -> None:
@@ -215,7 +215,7 @@ class PythonQueue:
 
 
 class ZeroMQ:
-    """ZeroMQ over ipc, in an environment of its own."""
+    """ZeroMQ over ipc, in a separate virtual environment."""
 
     def __init__(self) -> None:
         self._python = python_of("zmq")
@@ -234,7 +234,7 @@ class ZeroMQ:
 
 
 def copy_seconds(size: int, count: int) -> float:
-    """Seconds to copy as much inside one process, to as many places in turn."""
+    """Seconds to copy the same bytes inside one process, to the same number of buffers."""
     x, rooms = np.ones(size, np.uint8), list(np.ones((SLOTS[size], size), np.uint8))
     start = time.perf_counter()
     for number in range(count):
@@ -261,7 +261,7 @@ def measure(sides: dict[str, Side], rounds: int, share: int) -> dict[str, list[l
 
 
 def show(found: dict[str, list[list[float]]]) -> Table:
-    """A row for each side; ratios say how many times as fast Shoal is."""
+    """A row for each side; ratios are Shoal's speed over the side's."""
     table = Table(title="Between two processes, medians")
     for name in ("", "64 KiB/s", "GiB/s", "Shoal is", "4 MiB/s", "GiB/s", "Shoal is",
                  "round trips/s", "Shoal is"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a checkpoint costs: seconds to write and read one, and what it takes from the loop.
+"""Benchmarks checkpoints: seconds to write and read one, and the slowdown of the loop.
 
 Run: python benchmarks/runs/checkpoints.py
 """
@@ -21,7 +21,7 @@ TICKS = 300
 
 
 def main() -> None:
-    """Print both."""
+    """Print both tables."""
     folder = Path(tempfile.mkdtemp())
     try:
         for size in SIZES:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def written(folder: Path, megabytes: float) -> str:
-    """How long it takes to write and read a state of 20 arrays; the best of three."""
+    """Seconds to write and to read a state of 20 arrays; the best of three."""
     count = int(megabytes * 1e6 / 4 / 20)
     rng = np.random.default_rng(0)
     values = {f"x{i}": jnp.asarray(rng.normal(size=count), jnp.float32) for i in range(20)}
@@ -51,7 +51,7 @@ def written(folder: Path, megabytes: float) -> str:
 
 
 def rate(folder: Path, distribute: shoal.DistributionPolicy, every: str | int) -> float:
-    """Steps a second of PPO on CartPole with checkpoints so often (1: one after another)."""
+    """Steps/s of PPO on CartPole with checkpoints at this interval (1: back to back)."""
     how = {"envs": 16, "ticks": TICKS, "folder": folder, "name": f"{distribute.name}-{every}"}
     env = shoal.envs.make("CartPole-v1")
     trained = shoal.train(PPO(), env, distribute, checkpoint_every=every, **how)

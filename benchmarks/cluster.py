@@ -1,4 +1,4 @@
-"""How fast messages go between two hosts: Shoal's channels beside Ray's object store and ZeroMQ.
+"""Benchmarks messages between two hosts: Shoal's channels, Ray's object store and ZeroMQ.
 
 The hosts are two network namespaces of this machine, joined by a bridge; where they can't be made,
 loopback is used, and said. Streams of 64 KiB and 4 MiB, and round trips of 64 bytes; each side may
@@ -29,7 +29,7 @@ from conformance import spaces  # noqa: E402
 MIDDLE, LARGE, TRIP = 64 << 10, 4 << 20, 0
 COUNTS = {MIDDLE: 40_000, LARGE: 1_500, TRIP: 20_000}
 SLOTS = {MIDDLE: 32, LARGE: 4, TRIP: 2}
-RAYS = 20  # how many times fewer messages Ray is given
+RAYS = 20  # Ray is sent this many times fewer messages
 SIDES = ("Shoal", "ZeroMQ", "Ray", "asyncio", "plain socket")
 PORTS = itertools.count(21_000, 2)
 LOOPBACK = ("127.0.0.1", "127.0.0.1")
@@ -38,7 +38,7 @@ Row = dict[int, tuple[float, float]]  # by size: messages/s, CPU µs for one on 
 
 @contextmanager
 def hosts(names: list[str]) -> Iterator[bool]:
-    """Two hosts, with Ray on them if it takes part; whether they are apart."""
+    """Start two hosts, with Ray if it is measured; yields whether they are separate."""
     if not spaces.is_allowed():
         Console().print("no network namespaces here: this is loopback, without Ray")
         names[:] = [name for name in names if name != "Ray"]
@@ -49,7 +49,7 @@ def hosts(names: list[str]) -> Iterator[bool]:
 
 
 def start(host: int | None, way: str, *words: object) -> subprocess.Popen[str]:
-    """One side's part, on one of the hosts or here."""
+    """Start one side's process, on one of the hosts or here."""
     command = [sys.executable, str(HERE / "peers" / "sides.py"), way, *map(str, words)]
     how = {"stdout": subprocess.PIPE, "text": True}
     return (
@@ -58,7 +58,7 @@ def start(host: int | None, way: str, *words: object) -> subprocess.Popen[str]:
 
 
 def measured(side: str, size: int, count: int, *, apart: bool) -> tuple[float, float]:
-    """Messages/s, and CPU µs for a message on both sides."""
+    """Messages/s, and CPU µs per message on both sides."""
     addresses = (spaces.address(0), spaces.address(1)) if apart else LOOPBACK
     count = max(50, count // RAYS) if side == "Ray" else count
     port = 6379 if side == "Ray" else next(PORTS)
@@ -74,7 +74,7 @@ def measured(side: str, size: int, count: int, *, apart: bool) -> tuple[float, f
 
 
 def measure(names: list[str], rounds: int, share: int) -> dict[str, list[Row]]:
-    """What each side did in each round."""
+    """The results of each side in each round."""
     found: dict[str, list[Row]] = {}
     with hosts(names) as apart:
         for number, name in itertools.product(range(rounds), names):
@@ -86,7 +86,7 @@ def measure(names: list[str], rounds: int, share: int) -> dict[str, list[Row]]:
 
 
 def show(found: dict[str, list[Row]]) -> Table:
-    """A row for each side: medians, and how many times as fast Shoal is."""
+    """A row for each side: medians, and Shoal's speed over the side's."""
     table = Table(title="Between two hosts, medians of the rounds")
     titles = ("64 KiB/s", "Shoal is", "CPU µs", "4 MiB/s", "GiB/s", "Shoal is", "CPU µs")
     for title in ("", *titles, "round trips/s", "Shoal is", "CPU µs"):

@@ -1,4 +1,4 @@
-"""Training on a Ray cluster, end to end: beside the processes backend, and beside RLlib.
+"""Benchmarks training on a Ray cluster, against the processes backend and RLlib.
 
 PPO and IMPALA on CartPole, two workers that act and one that learns, all on this host. RLlib's PPO
 has as many workers and environments, the same network, batch, epochs and minibatches. Environment
@@ -47,17 +47,17 @@ Side = Callable[[float], float]
 
 
 class Enough(Exception):
-    """Time is up."""
+    """Raised when the time is up."""
 
 
 def steps_of(name: str, envs: int) -> int:
-    """Environment steps in a tick: IMPALA's learner takes what one actor made."""
+    """Environment steps per tick: IMPALA's learner takes one actor's rollout."""
     loop, _ = LOOPS[name]
     return loop.num_steps * (envs // ACTORS if name == "IMPALA" else envs)
 
 
 def ours(name: str, family: str, backend: str, envs: int) -> Side:
-    """A side of Shoal's: steps/s when trained for about so many seconds."""
+    """A Shoal side: steps/s when trained for about `seconds`."""
     loop, policy = LOOPS[name]
     graph = shoal.trace(loop, make(f"{family}:CartPole-v1"), envs=envs)
     cluster = ray_cluster() if backend == "ray" else None
@@ -81,7 +81,7 @@ def ours(name: str, family: str, backend: str, envs: int) -> Side:
 
 @contextmanager
 def rllib(envs: int) -> Iterator[Side]:
-    """RLlib's PPO, in its own environment."""
+    """RLlib's PPO, in its own virtual environment."""
     words = [ACTORS, envs, PPO_STEPS, EPOCHS, MINIBATCHES]
     command = [python_of("rllib"), HERE / "peers" / "rllib_ppo.py", *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

@@ -1,4 +1,4 @@
-"""What a cut costs: PPO on CartPole under every distribution policy on threads, beside fused.
+"""Benchmarks cuts: PPO on CartPole under every distribution policy on threads, against fused.
 
 All do the same arithmetic on the same two cores, so what a plan takes longer than the fused program
 is the price of its cut: leaving XLA between segments, and taking and putting messages. Rounds
@@ -32,7 +32,7 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Round:
-    """One run of one plan."""
+    """The result of one run of one plan."""
 
     tick_seconds: float
     compile_seconds: float
@@ -46,7 +46,7 @@ def one_round(plan: Plan, ticks: int) -> Round:
 
 
 def messages(plan: Plan) -> int:
-    """Puts and takes of all replicas in a tick."""
+    """The number of puts and takes of all replicas per tick."""
     ends = [plan.ends(c.writer) + plan.ends(c.reader) for c in plan.channels]
     return sum(n * c.times for n, c in zip(ends, plan.channels, strict=True))
 

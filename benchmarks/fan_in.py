@@ -1,4 +1,4 @@
-"""What a thousand environment workers cost one learner, over one or more hosts.
+"""Benchmarks one learner with up to a thousand environment workers, on one or more hosts.
 
 Each worker is a process that takes what the learner sends to all, sleeps instead of stepping an
 environment, and sends its row back; the learner waits for all rows. One host is shared memory,
@@ -51,7 +51,7 @@ SPIN = 50e-6
 
 
 def specs_of(workers: int, row: int, params: int) -> dict[str, ChannelSpec]:
-    """Rows of all workers to the learner, and what it sends to all of them."""
+    """The channels: rows of all workers to the learner, and its broadcast to them."""
     everyone = tuple(range(workers))
     rows = Gate("rows", "w", "r", (everyone,), Lockstep(), 2)
     news = Gate("params", "r", "w", ((0,),) * workers, Lockstep(), 2)
@@ -64,7 +64,7 @@ def specs_of(workers: int, row: int, params: int) -> dict[str, ChannelSpec]:
 
 
 class Side:
-    """The channels as one worker sees them: the learner is number 0."""
+    """One worker's side of the channels; the learner is worker 0."""
 
     def __init__(self, me: int, job: dict[str, Any], memory: Memory | None, wakers: int) -> None:
         self.me, self.links = me, None
@@ -95,7 +95,7 @@ class Side:
         self.waker = self.links.waker(waker, Wakes(lambda: None, alone=True), SPIN)
 
     def put(self, name: str, end: int, message: dict[str, np.ndarray]) -> None:
-        """Put when there is room."""
+        """Put a message as soon as there is room."""
         channel = self.channels[name]
         state = channel.state
         while not state.may_put(end):
@@ -103,7 +103,7 @@ class Side:
         channel.put(end, message, 0)
 
     def take(self, name: str, end: int) -> None:
-        """Take when there is something."""
+        """Take a message as soon as there is one."""
         channel = self.channels[name]
         state = channel.state
         while not state.may_take(end, 0):
@@ -124,7 +124,7 @@ def work(me: int, job: dict[str, Any], memory: Memory | None, wakers: int) -> No
 
 
 def learn(job: dict[str, Any], memory: Memory | None, wakers: int) -> dict[str, float]:
-    """The learner: sends to all and takes from all; what it took."""
+    """The learner: sends to all and takes from all; returns its measurements."""
     side, params = Side(0, job, memory, wakers), np.ones(job["params"], np.uint8)
     params.flags.writeable = False
     start: np.ndarray = np.zeros(2)
@@ -136,7 +136,9 @@ def learn(job: dict[str, Any], memory: Memory | None, wakers: int) -> dict[str, 
             first = time.time() - job["began"]
             start = now()
     seconds, cpu = now() - start
-    moves = 2 * job["workers"] * (job["ticks"] - 1)  # each worker gets one message and sends one
+    moves = (
+        2 * job["workers"] * (job["ticks"] - 1)
+    )  # each worker receives one message and sends one
     return {
         "start": first,
         "wall_us": 1e6 * (seconds - job["sleep"] * (job["ticks"] - 1)) / moves,
@@ -149,18 +151,18 @@ def learn(job: dict[str, Any], memory: Memory | None, wakers: int) -> dict[str, 
 
 
 def now() -> np.ndarray:
-    """Seconds of the clock, and of this process's CPUs."""
+    """Wall-clock seconds, and CPU seconds of this process."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
 def memory_of(pid: int, kind: str = "Pss:") -> float:
-    """Megabytes of a process; of what it shares with others, its share."""
+    """Megabytes of a process (its proportional set size)."""
     with open(f"/proc/{pid}/smaps_rollup") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
 def run_host(job: dict[str, Any]) -> None:
-    """Run one host's share: the first host's process is the learner, the others wait."""
+    """Run one host's workers: the first host's process is the learner, the others wait."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     memory, wakers = None, 0
@@ -171,7 +173,7 @@ def run_host(job: dict[str, Any]) -> None:
         memory = Memory.make(room.size)
     children = []
     for me in job["own"]:
-        pid = os.fork()  # what was imported is shared by all workers of a host
+        pid = os.fork()  # all workers of a host share the imported modules
         if pid == 0:
             try:
                 work(me, job, memory, wakers)
@@ -182,7 +184,7 @@ def run_host(job: dict[str, Any]) -> None:
         found = learn(job, memory, wakers) if job["host"] == 0 else {}
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
-        sys.stdin.read()  # until all hosts are to end
+        sys.stdin.read()  # until all hosts shall end
         some = children[:: max(1, len(children) // 20)]
         each = sum(map(memory_of, some)) / max(1, len(some))
         sys.stdout.write(json.dumps({"worker_mb": each}) + "\n")
@@ -193,7 +195,7 @@ def run_host(job: dict[str, Any]) -> None:
 
 
 def measure(workers: int, hosts: int, how: argparse.Namespace, *, apart: bool) -> dict[str, float]:
-    """One number of workers over one number of hosts."""
+    """Measure one number of workers on one number of hosts."""
     address = spaces.address(0) if apart else "127.0.0.1"
     every = [[n for n in range(1, workers + 1) if n % hosts == host] for host in range(hosts)]
     running = []

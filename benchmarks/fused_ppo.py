@@ -1,4 +1,4 @@
-"""How fast fused PPO trains on a CPU, against rejax: CartPole, 128 steps, 4 epochs x 4 minibatches.
+"""Benchmarks fused PPO on a CPU against rejax: CartPole, 128 steps, 4 epochs x 4 minibatches.
 
 Both count environment steps, learning included, compilation and evaluation not. Rounds alternate
 between the sides, so that a busy machine troubles all alike; the table shows medians.
@@ -25,7 +25,7 @@ from shoal.algorithms import PPO
 
 HERE = Path(__file__).parent
 STEPS = 128
-# rejax clips values too, so Shoal does as well here.
+# rejax clips values too, so Shoal does here.
 ALGORITHM = PPO(
     num_steps=STEPS, update_epochs=4, num_minibatches=4, learning_rate=3e-4, clip_eps_vf=0.2
 )
@@ -33,11 +33,11 @@ ALGORITHM = PPO(
 
 @dataclass(frozen=True)
 class Round:
-    """What one side did in one round."""
+    """The result of one side in one round."""
 
     env_steps: int
     seconds: float
-    cpu_seconds: float  # of all its threads: hardly changes when the machine is busy
+    cpu_seconds: float  # of all its threads: hardly depends on the load of the machine
     compile_seconds: float
 
     @property
@@ -47,11 +47,11 @@ class Round:
 
     @property
     def cost(self) -> float:
-        """CPU microseconds for an environment step."""
+        """CPU microseconds per environment step."""
         return 1e6 * self.cpu_seconds / self.env_steps
 
 
-Side = Callable[[float], Round]  # trains for about so many seconds
+Side = Callable[[float], Round]  # trains for about this many seconds
 
 
 def shoal_side(envs: int, devices: int) -> Side:
@@ -82,7 +82,7 @@ def shoal_side(envs: int, devices: int) -> Side:
 
 @contextmanager
 def rejax_side(envs: int) -> Iterator[Side]:
-    """The peer in a Python of its own, which waits while it isn't its turn."""
+    """The peer in its own virtual environment; its process waits between rounds."""
     command = [python_of("rejax"), HERE / "peers" / "rejax_ppo.py", str(envs)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -101,7 +101,7 @@ def rejax_side(envs: int) -> Iterator[Side]:
 
 
 def compare(envs: int, rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """Rounds of every side, taken in turn."""
+    """The rounds of every side, run alternately."""
     with rejax_side(envs) as rejax:
         sides = {"rejax": rejax}
         sides |= {f"fused({n})": shoal_side(envs, n) for n in (1, 2) if n <= jax.device_count()}

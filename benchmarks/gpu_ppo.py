@@ -1,4 +1,4 @@
-"""How fast fused PPO trains on a GPU with generated kernels, against the same plan on XLA alone.
+"""Benchmarks fused PPO on a GPU: generated kernels against the same plan on XLA alone.
 
 CartPole, 128 steps, 4 epochs x 4 minibatches, two 64x64 tanh networks: the setting of PureJaxRL's
 figures. Compilation isn't counted; the sides take turns, and the table shows medians.
@@ -47,7 +47,7 @@ class Side:
         self.constants = [values[name] for name in self.program.constants]
 
     def ticks(self, count: int) -> float:
-        """How many seconds so many ticks take."""
+        """Seconds for a number of ticks."""
         start = time.perf_counter()
         made = list(self.many(np.int32(count), *self.carry, *self.constants))
         self.carry, self.shown = made[: len(self.carry)], made[len(self.carry) :]
@@ -68,7 +68,7 @@ class Side:
 
 
 def _raw(x: jax.Array) -> jax.Array:
-    """An array as programs carry it: keys as their data."""
+    """An array as programs carry it: PRNG keys as their key data."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 

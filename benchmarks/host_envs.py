@@ -1,4 +1,4 @@
-"""What host environments cost: Shoal's rows beside the bare environments, and images on a CPU.
+"""Benchmarks host environments: with and without Shoal, and images on a CPU.
 
 The first table steps eight environments with random actions, by hand and through `step_rows`. The
 second takes the gradient of the network for images in blocks, as PPO does, and with XLA's own
@@ -37,7 +37,7 @@ NAMES = {
 
 
 def best(function: Callable[[], Any], times: int) -> float:
-    """Seconds a call, in the quickest of the rounds."""
+    """Seconds per call, in the fastest round."""
     rounds = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -90,7 +90,7 @@ def by_hand(name: str) -> Callable[[], Any]:
 
 
 def wrapped(name: str) -> gymnasium.Env:
-    """An environment as it is usually made."""
+    """Make an environment in the usual way."""
     if not name.startswith("ALE/"):
         return gymnasium.make(name)
     env = gymnasium.make(name, frameskip=1)
@@ -110,7 +110,7 @@ def by_convolutions(net: Nature, x: jax.Array) -> jax.Array:
 
 
 def gradients() -> dict[str, Callable[[], Any]]:
-    """Ways to take the gradient for 256 images."""
+    """The ways to compute the gradient for 256 images."""
     space = Box(0.0, 255.0, (84, 84, 4), "uint8")
     net = init_nature(jax.random.PRNGKey(0), space)
     images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (256, *space.shape)), jnp.uint8)

@@ -1,4 +1,4 @@
-"""PPO on environments that Python or C++ steps, against Stable-Baselines3, end to end on a CPU.
+"""Benchmarks PPO on Python and C++ environments on a CPU, against Stable-Baselines3.
 
 HalfCheetah-v5 with two networks of two 64-wide tanh layers, and Atari's Pong with the network of
 Mnih et al. (2015). Both sides count environment steps, learning included, after a warm-up; what is
@@ -31,7 +31,7 @@ from shoal.envs.spaces import Discrete
 
 HERE = Path(__file__).parent
 ENVS = 8
-WARM = 3  # ticks that aren't counted
+WARM = 3  # warm-up ticks
 POLICIES: dict[str, Callable[[], shoal.DistributionPolicy]] = {
     "coarse(1)": lambda: shoal.single_learner_coarse(1),
     "coarse(1, lag=1)": lambda: shoal.single_learner_coarse(1, lag=1),
@@ -46,7 +46,7 @@ SOME = (("coarse(1)", "threads"), ("coarse(1, lag=1)", "threads"), ("impala(2)",
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, where it is found, and under which policies and backends."""
+    """A training task: its algorithm, environments, distribution policies and backends."""
 
     algorithm: PPO
     envs: dict[str, str]  # by family
@@ -68,7 +68,7 @@ TASKS = {
         5,
     ),
 }
-# How SB3 steps its environments, and with how many threads torch computes; the best counts.
+# SB3's vectorised environments and torch's number of threads; the best combination counts.
 PEERS = {
     "halfcheetah": (("dummy", 1), ("subproc", 1), ("dummy", 2)),
     "pong": (("dummy", 2), ("subproc", 2)),
@@ -77,7 +77,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Round:
-    """What one side did, once it was warm."""
+    """The result of one side after the warm-up."""
 
     side: str
     env_steps: float
@@ -100,7 +100,7 @@ def train(task: Task, family: str, side: tuple[str, str], ticks: int) -> Round:
     policy, backend = side
     graph = shoal.trace(task.algorithm, make(f"{family}:{task.envs[family]}"), envs=ENVS)
     plan = shoal.plan(graph, POLICIES[policy]())
-    # A tick of impala takes fewer rollouts, so more of them are turned.
+    # A tick of impala takes fewer rollouts, so it runs more of them.
     count = WARM + ticks * ENVS // plan.seen
     times: list[float] = []
     result = shoal.run(plan, backend, ticks=count, watch=lambda *_: times.append(time.time()))
@@ -131,7 +131,7 @@ def ceiling(task: Task, seconds: float = 3.0) -> Round:
 
 @contextmanager
 def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]]:
-    """The peer in a Python of its own, which waits while it isn't its turn."""
+    """The peer in its own virtual environment; its process waits between rounds."""
     command = [python_of("sb3"), HERE / "peers" / "sb3_ppo.py", task, vector, str(threads)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -151,7 +151,7 @@ def sb3(task: str, vector: str, threads: int) -> Iterator[Callable[[int], Round]
 
 
 def compare(name: str, ticks: int) -> list[Round]:
-    """Every side of a task; SB3 before and after ours, so that a busy machine troubles both."""
+    """Measure every side of a task; SB3 before and after Shoal, so that load affects both."""
     task = TASKS[name]
     rounds = []
     with ExitStack() as stack:
@@ -194,7 +194,7 @@ class Clock:
     spent: dict[str, float]
 
     def on(self, call: Callable[..., Any], label: Callable[..., str]) -> Callable[..., Any]:
-        """`call`, its time counted under what `label` makes of its arguments."""
+        """Wrap `call`: its time is added to the label that `label` makes of its arguments."""
 
         @wraps(call)
         def timed(*args: Any) -> Any:
@@ -208,7 +208,7 @@ class Clock:
 
 
 def watched() -> Clock:
-    """A clock on everything that workers call, from now on."""
+    """Start to measure the time of everything that workers call."""
     from shoal.runtime.execution.compiled_executor import CompiledExecutor
     from shoal.runtime.execution.replica_runner import ReplicaRunner
 
@@ -238,7 +238,7 @@ def watched() -> Clock:
 
 
 def split(name: str, ticks: int) -> Table:
-    """Where the time of coarse(1) goes, by what its workers, which take turns, call."""
+    """The time of coarse(1) by function; its workers alternate."""
     task, clock = TASKS[name], watched()
     family = next(iter(families(task)))
     graph = shoal.trace(task.algorithm, make(f"{family}:{task.envs[family]}"), envs=ENVS)

@@ -1,4 +1,4 @@
-"""Steps/s against environment workers, where environments are what costs: how much is kept.
+"""Benchmarks scaling: steps/s by the number of workers, with expensive environments.
 
 Every worker is a process with its own environments, each step of which keeps a core busy for a set
 time. Work grows with the workers (as many environments each), so twice the workers should make
@@ -18,7 +18,7 @@ from shoal.algorithms import PPO
 from shoal.envs import HostEnvironment
 from worlds import Busy
 
-EACH = 4  # environments of a worker
+EACH = 4  # environments per worker
 POLICIES: dict[str, Callable[[int], shoal.DistributionPolicy]] = {
     "single_learner_coarse": shoal.single_learner_coarse,
     "impala": shoal.impala,
@@ -28,7 +28,7 @@ POLICIES: dict[str, Callable[[int], shoal.DistributionPolicy]] = {
 
 
 def rate(policy: shoal.DistributionPolicy, workers: int, seconds: float, ticks: int) -> float:
-    """Environment steps a second, compiling not counted."""
+    """Environment steps per second, without compilation."""
     algorithm = PPO(num_steps=64, update_epochs=1, num_minibatches=1, hidden=(32,))
     env = HostEnvironment("busy", Busy(seconds))
     plan = shoal.plan(shoal.trace(algorithm, env, envs=EACH * workers), policy)
@@ -37,7 +37,7 @@ def rate(policy: shoal.DistributionPolicy, workers: int, seconds: float, ticks: 
 
 
 def main() -> None:
-    """Measure every policy with ever more workers."""
+    """Measure every policy with increasing numbers of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     cores = len(os.sched_getaffinity(0))
     counts = [n for n in (1, 2, 4, 8, 14) if n <= max(1, cores - 2)]

@@ -1,4 +1,4 @@
-"""Whether simulation waits: environments of a known step time, served by one inference worker.
+"""Benchmarks inference serving: how long environments with a known step time have to wait.
 
 Each step of an environment takes a fixed time on its worker (it sleeps where a simulator would keep
 a core busy, so that few cores do), and a worker that never waits makes 1 / time steps a second. The
@@ -25,9 +25,9 @@ import shoal
 from shoal import PER_BATCH, PER_ENV, DistributionPolicy, Fragment, Latest, Queue, Serve, Wire
 
 SIZE = 16  # numbers in an observation
-ENVS = 8  # environments of a worker
-SECONDS = 2e-3  # of a step
-WARM = 3  # ticks that aren't counted
+ENVS = 8  # environments per worker
+SECONDS = 2e-3  # per step
+WARM = 3  # warm-up ticks
 
 
 def _step_spec(seconds: Any, obs: Any, action: Any) -> tuple[Any, Any]:
@@ -50,9 +50,9 @@ def simulate(
 
 @dataclass(frozen=True)
 class Simulated:
-    """A loop that does next to nothing besides waiting for its environments."""
+    """A loop that does almost nothing but wait for its environments."""
 
-    times: tuple[float, ...]  # seconds of a step, by environment
+    times: tuple[float, ...]  # seconds per step, by environment
     steps: int = 16
 
     def init(self, key: Any, env: Any, envs: int) -> dict[str, Any]:
@@ -82,15 +82,15 @@ class Simulated:
 
     @shoal.stage
     def learn(self, weights: Any, actions: Any, spent: Any) -> tuple[Any, dict[str, Any]]:
-        """Next to nothing; and how long simulation took."""
+        """Do almost nothing; returns how long simulation took."""
         return weights + 1e-3 * actions.mean(), {"seconds": spent.sum(), "steps": spent.size}
 
 
 @dataclass(frozen=True)
 class Round:
-    """What environments did in one round."""
+    """The result of one round."""
 
-    rate: float  # environment steps a second
+    rate: float  # environment steps per second
     busy: float  # share of the time that a worker spends inside steps
 
 
@@ -132,7 +132,7 @@ def one_round(loop: Simulated, policy: DistributionPolicy, ticks: int) -> Round:
 
 
 def by_ring(workers: list[int], rings: list[int], rounds: int, ticks: int) -> Table:
-    """How busy simulation is, by workers and groups in flight."""
+    """The utilization of simulation, by workers and groups in flight."""
     table = Table(title=f"decoupled, {ENVS} environments a worker, {1e3 * SECONDS:g} ms a step")
     for name in ("workers", "ring", "steps/s", "most possible", "busy"):
         table.add_column(name, justify="right")
@@ -149,7 +149,7 @@ def by_ring(workers: list[int], rings: list[int], rounds: int, ticks: int) -> Ta
 
 
 def with_one_slow(workers: int, ring: int, rounds: int, ticks: int) -> Table:
-    """What a worker that is ten times slower costs the others."""
+    """Measure the effect of a worker that is ten times slower."""
     table = Table(title=f"{workers} workers, ring of {ring}, one ten times slower")
     for name in ("learner takes", "workers", "steps/s", "most possible", "share of it"):
         table.add_column(name, justify="right" if name[0] in "sm" else "left")
@@ -159,7 +159,7 @@ def with_one_slow(workers: int, ring: int, rounds: int, ticks: int) -> Table:
         "all": shoal.decoupled(workers, 1, 1, lag=1, ring=ring),
         "the first half": first_come(workers, ring),
     }
-    # Groups in step come in bursts, and a tick may end before or after one: many ticks are counted.
+    # Groups in lockstep arrive in bursts, before or after the end of a tick: count many ticks.
     lasts = {"all": ticks, "the first half": 4 * ticks}
     for name, policy in policies.items():
         for which, times in (("alike", even), ("one slow", slow)):

@@ -1,4 +1,4 @@
-"""What starting costs: wall-clock and CPU seconds of short runs, with a cold and a warm cache.
+"""Benchmarks startup: wall-clock and CPU seconds of short runs, with a cold and a warm cache.
 
 Each case is a process of its own, `shoal train` for three ticks. CPU seconds are those of the
 command and of all its workers, and hardly depend on what else the machine does. A cold cache is
@@ -34,7 +34,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command took."""
+    """The time that one command took."""
 
     seconds: float
     cpu_seconds: float

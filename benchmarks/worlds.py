@@ -1,4 +1,4 @@
-"""An environment that costs a given time of one core a step, for measuring what is around it."""
+"""An environment with a fixed CPU time per step, to measure the overhead around it."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LENGTH = 200  # steps of an episode
 
 @dataclass(frozen=True)
 class Busy:
-    """Numbers that drift; a step keeps its core busy for so many seconds an environment."""
+    """Numbers that drift; a step keeps its core busy for a fixed time per environment."""
 
     seconds: float = 5e-4
     size: int = 16
@@ -21,21 +21,21 @@ class Busy:
 
     @property
     def observation_space(self) -> Box:
-        """Some numbers."""
+        """The observation space."""
         return Box(-10.0, 10.0, (self.size,))
 
     @property
     def action_space(self) -> Discrete:
-        """Up or down."""
+        """The action space: up or down."""
         return Discrete(2)
 
     def open(self, seeds: np.ndarray) -> "BusyRows":
-        """Environments, one a seed."""
+        """Open environments, one per seed."""
         return BusyRows(self, seeds)
 
 
 class BusyRows:
-    """Environments that are open."""
+    """A batch of open environments."""
 
     def __init__(self, busy: Busy, seeds: np.ndarray) -> None:
         self._busy, self._count = busy, len(seeds)
@@ -47,7 +47,7 @@ class BusyRows:
         return (self._at,)
 
     def step(self, action: np.ndarray) -> Moves:
-        """Work for the set time, and drift."""
+        """Step: work for the set time, and drift."""
         until = time.perf_counter() + self._busy.seconds * self._count
         self._steps += 1
         drift = np.where(action[:, None] == 1, 0.1, -0.1).astype(np.float32)
@@ -60,4 +60,4 @@ class BusyRows:
         return Moves((self._at,), reward, no, over, (self._at,), reward)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

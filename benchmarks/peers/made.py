@@ -1,4 +1,4 @@
-"""The environments that peers run in: one each under `.bench/`, never ours."""
+"""Creates the virtual environments of peers: one each under `.bench/`."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def python_of(peer: str) -> Path:
-    """The Python of a peer's environment, with pinned versions; made unless it is there already."""
+    """The Python of a peer's virtual environment, with pinned versions; created if missing."""
     folder = HERE.parents[1] / ".bench" / peer
     wanted, installed = HERE / f"{peer}.txt", folder / "installed.txt"
     python = folder / "bin" / "python"

@@ -14,7 +14,7 @@ STEPS = 128
 
 
 def main(envs: int) -> None:
-    """Compile; then, for every line with a number, train for about so many seconds."""
+    """Compile; then, for every line with a number, train for about that many seconds."""
     algorithm = PPO.create(
         env="CartPole-v1",
         num_envs=envs,

@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def main(runners: int, envs: int, steps: int, epochs: int, minibatches: int) -> None:
-    """Warm up; then, for every line with a number, train for so many ticks."""
+    """Warm up; then, for every line with a number, train for that many ticks."""
     ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=runners + 1,
              logging_level=logging.ERROR)  # fmt: skip
     tick = envs * steps

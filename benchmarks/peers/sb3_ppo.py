@@ -36,7 +36,7 @@ def pong(vector: type[VecEnv]) -> PPO:
 
 
 def main(task: str, vector: str, threads: int) -> None:
-    """Warm up; then, for every line with a number, train for so many ticks."""
+    """Warm up; then, for every line with a number, train for that many ticks."""
     torch.set_num_threads(threads)
     model = {"halfcheetah": halfcheetah, "pong": pong}[task](VECTORS[vector])
     tick = ENVS * model.n_steps

@@ -1,4 +1,4 @@
-"""One side of `cluster.py` in a process of its own: the sender or the receiver.
+"""One side of `cluster.py` in a separate process: the sender or the receiver.
 
 `sides.py writes|reads SIDE SIZE COUNT SLOTS ADDRESS ADDRESS PORT` prints seconds, and seconds of
 CPU, both after the first few messages. A size of 0 means round trips.
@@ -22,7 +22,7 @@ Timed = tuple[float, float]
 
 
 class Job(NamedTuple):
-    """What is sent how often: a size (0: round trips), and at most how many at once."""
+    """What to send: a size (0: round trips), a count, and the most messages in flight."""
 
     size: int
     count: int
@@ -32,12 +32,12 @@ class Job(NamedTuple):
 
 
 def now() -> np.ndarray:
-    """Seconds of the clock, and of this process's CPUs."""
+    """Wall-clock seconds, and CPU seconds of this process."""
     return np.array([time.perf_counter(), sum(os.times()[:2])])
 
 
 def timed(move: Callable[[], Any], count: int) -> Timed:
-    """What `count` moves take, after the first few."""
+    """The time of `count` moves after the warm-up."""
     for _ in range(WARM):
         move()
     start = now()
@@ -48,7 +48,7 @@ def timed(move: Callable[[], Any], count: int) -> Timed:
 
 
 class Ends:
-    """Shoal channels from worker 0 to worker 1 and back, as one of them sees them."""
+    """Shoal channels from worker 0 to worker 1 and back, one worker's side."""
 
     def __init__(self, me: int, job: Job) -> None:
         from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
@@ -78,18 +78,18 @@ class Ends:
         self.bell = self.links.waker(bell, Wakes(lambda: None, alone=True), spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         x = np.ones(size, np.uint8)
-        x.flags.writeable = False  # as arrays of JAX are: it is kept without a copy, as by ZeroMQ
+        x.flags.writeable = False  # as JAX arrays are: it is kept without a copy, as with ZeroMQ
         self.message = {"x": x}
 
     def put(self, channel: Any) -> None:
-        """Put when there is room."""
+        """Put a message as soon as there is room."""
         stile = channel.state
         while not stile.may_put(0):
             self.bell.wait(lambda: stile.may_put(0), 1.0)
         channel.put(0, self.message, 0)
 
     def take(self, channel: Any) -> None:
-        """Take when there is something."""
+        """Take a message as soon as there is one."""
         stile = channel.state
         while not stile.may_take(0, 0):
             self.bell.wait(lambda: stile.may_take(0, 0), 1.0)
@@ -102,7 +102,7 @@ def _look(message: dict[str, np.ndarray], _: object) -> dict[str, np.ndarray]:
 
 
 def shoal_writes(job: Job) -> Timed:
-    """Shoal's side that sends, or answers."""
+    """Shoal's sending side."""
     ends = Ends(0, job)
 
     def move() -> None:
@@ -116,7 +116,7 @@ def shoal_writes(job: Job) -> Timed:
 
 
 def shoal_reads(job: Job) -> Timed:
-    """Shoal's side that receives, or asks."""
+    """Shoal's receiving side."""
     ends = Ends(1, job)
 
     def move() -> None:
@@ -128,7 +128,7 @@ def shoal_reads(job: Job) -> Timed:
 
 
 def zmq_socket(job: Job) -> Any:
-    """A socket of ZeroMQ, which has as many slots on each side as the others have in all."""
+    """A ZeroMQ socket, with as many slots on each side as the other transports have in total."""
     import zmq
 
     sock = zmq.Context().socket(zmq.PAIR)
@@ -219,7 +219,7 @@ def asyncio_reads(job: Job) -> Timed:
 
 
 def plain_writes(job: Job) -> Timed:
-    """One blocking socket and nothing else: what a channel can't be faster than by much."""
+    """One plain blocking socket: about the upper bound for a channel."""
     with socket.create_server((job.addresses[0], job.port)) as door:
         sock, _ = door.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -231,7 +231,7 @@ def plain_writes(job: Job) -> Timed:
         sock.sendall(x)
 
     found = timed(move, job.count)
-    sock.recv(1)  # until it is gone
+    sock.recv(1)  # until it is closed
     return found
 
 
@@ -251,7 +251,7 @@ def plain_reads(job: Job) -> Timed:
 
 
 def connected(job: Job) -> socket.socket:
-    """A connection to a process that will listen there in a moment."""
+    """Connect to a process that is about to listen."""
     while True:
         try:
             return socket.create_connection((job.addresses[0], job.port))
@@ -260,7 +260,7 @@ def connected(job: Job) -> socket.socket:
 
 
 def ray_runs(job: Job) -> Timed:
-    """Ray: an actor of one host sends arrays to one of another, so many in flight at once."""
+    """Ray: an actor on one host sends arrays to one on another, with a limit in flight."""
     import ray
 
     ray.init(f"{job.addresses[0]}:{job.port}", log_to_driver=False, logging_level="error")
@@ -301,7 +301,7 @@ SIDES: dict[str, dict[str, Callable[[Job], Timed]]] = {
 
 
 def main() -> None:
-    """Do one side's part, and print what it took."""
+    """Run one side, and print its times."""
     way, side, size, count, slots, one, other, port = sys.argv[1:]
     job = Job(int(size), int(count), int(slots), (one, other), int(port))
     seconds, cpu = SIDES[side][way](job)

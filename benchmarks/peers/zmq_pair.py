@@ -1,4 +1,4 @@
-"""ZeroMQ between two processes over ipc: a size and a count stream, a count alone rallies.
+"""ZeroMQ between two processes over ipc: stream with a size and a count, else round trips.
 
 Prints the seconds from the first message to the last. Sends without copying where ZeroMQ can.
 """
@@ -11,11 +11,11 @@ import time
 import numpy as np
 import zmq
 
-WARM = 16  # moves before the clock starts
+WARM = 16  # warm-up moves
 
 
 def stream(address: str, size: int, count: int) -> float:
-    """Seconds for `count` messages after the first few."""
+    """Seconds for `count` messages after the warm-up."""
     if os.fork() == 0:
         socket = zmq.Context().socket(zmq.PUSH)
         socket.set_hwm(8)
@@ -38,7 +38,7 @@ def stream(address: str, size: int, count: int) -> float:
 
 
 def rally(address: str, count: int) -> float:
-    """Seconds for `count` round trips after the first few."""
+    """Seconds for `count` round trips after the warm-up."""
     if os.fork() == 0:
         socket = zmq.Context().socket(zmq.PAIR)
         socket.connect(address)

@@ -161,7 +161,7 @@ def test_every_preset_can_be_cut_by_every_policy(name):
 
 
 def test_plans_that_depend_on_timing_are_not_verified():
-    with pytest.raises(shoal.ShoalError, match="depends on who comes first"):
+    with pytest.raises(shoal.ShoalError, match="depends on the order of arrival"):
         verify_plan(planned(asynchronous()), "inline", ticks=1)
 
 

@@ -1,4 +1,4 @@
-"""What was sent on channels between hosts, in messages and bytes."""
+"""Counts the traffic on channels between hosts, in messages and bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Sent(NamedTuple):
-    """What was sent on a channel: messages, their bytes, and their bytes as packed."""
+    """The traffic of a channel: messages, their size in bytes, and their size when packed."""
 
     messages: int = 0
     plain: int = 0
@@ -20,5 +20,5 @@ class Sent(NamedTuple):
 
 
 def total(sent: Iterable[Sequence[int]]) -> Sent:
-    """The sum of these."""
+    """The sum of several traffic counts."""
     return Sent(*map(sum, zip(Sent(), *sent, strict=True)))

@@ -1,4 +1,4 @@
-"""Which stage first made a NaN. Infinities may be meant: masks, bounds, the best so far."""
+"""Finds the stage that made the first NaN. Infinities are allowed: masks, bounds, maxima."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shoal.tracing.interpret import Env, run_code
 def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
     """The error for metrics `bad` at `tick`: replays the loop from a good state before it.
 
-    A plan computes the same numbers every time, so the replay finds the last good state and the
-    stage that spoiled it.
+    A plan is deterministic, so the replay finds the last good state and the stage that made the
+    first NaN.
     """
     if not plan.is_copied:
         return NotFiniteError(
@@ -59,12 +59,12 @@ def not_finite(plan: Plan, good: Snapshot, tick: int, bad: list[str]) -> NotFini
 
 
 def any_latest(plan: Plan) -> bool:
-    """Whether readers see whatever is newest, so that no run repeats another."""
+    """Whether any reader takes the latest value, so that runs can't be repeated exactly."""
     return any(isinstance(c.flow, Latest) for c in plan.channels)
 
 
 def _not_replayed(good: Snapshot, tick: int, bad: list[str]) -> NotFiniteError:
-    """The error where nothing can be replayed: the state is the last that was kept."""
+    """The error if the run can't be replayed: its state is the last that was kept."""
     error = NotFiniteError(
         f"`{bad[0]}` is NaN at tick {tick}",
         f"The state before tick {good.tick} is kept. Lower the learning rate or clip gradients; "
@@ -87,17 +87,17 @@ def _called(culprit: Node | None) -> str:
 
 
 def bad_metrics(shown: Mapping[str, np.ndarray]) -> list[str]:
-    """Names of the metrics that hold a NaN; an infinity is a number to be shown."""
+    """The names of the metrics that hold a NaN; infinities are allowed."""
     return [name for name, x in shown.items() if np.any(np.isnan(x))]
 
 
 def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
-    """The first node of a tick, inside loops and stages too, that writes a NaN."""
+    """The first node of a tick that writes a NaN, also inside loops and stages."""
     env: Env = dict(zip(delayed.graph.inputs, inputs, strict=True))
     found = _first_bad(delayed.graph.nodes, env)
     if found is None:
         return None
-    # The reference runs each site whole, under its fragment's name; the loop itself knows more.
+    # The reference runs each node as a whole, under its fragment's name: look inside the node.
     fragment, _, name = found.node.name.partition(":")
     site = delayed.plan.sites.nodes[name]
     inner = _first_bad((site,), {v: found.env[delayed.read(fragment, v)] for v in site.reads})
@@ -105,7 +105,7 @@ def blame(delayed: Delayed, inputs: list[Any]) -> Node | None:
 
 
 class _Found(NamedTuple):
-    """A node that writes a NaN, and the values it was given among others."""
+    """A node that writes a NaN, and the values before it."""
 
     node: Node
     env: Env
@@ -132,7 +132,7 @@ def _one(node: Any, env: Env) -> _Found | None:
 
 
 def _turns(loop: Loop, env: Env) -> _Found | None:
-    """A loop, turn by turn in Python."""
+    """Run a loop turn by turn in Python; returns its first node that writes a NaN."""
     inside = dict(env) | {c.before: env[c.first] for c in loop.carries}
     ys: list[list[Any]] = []
     for i in range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length):
@@ -154,7 +154,7 @@ def _turns(loop: Loop, env: Env) -> _Found | None:
 
 
 def has_nan(x: Any) -> bool:
-    """Whether a value has a NaN; what can't have any has none."""
+    """Whether a value has a NaN; integers and keys have none."""
     return jnp.issubdtype(x.dtype, jnp.inexact) and bool(
         np.any(np.isnan(np.asarray(x, np.complex128)))
     )

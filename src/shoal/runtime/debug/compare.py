@@ -1,9 +1,9 @@
-"""How far two courses of a loop lie apart, measured by what changed and not by how large it is.
+"""Compares two runs of a loop: the state relative to its change, the metrics to their size.
 
 An optimiser moves a parameter of size 1 by 0.0003 a tick: relative to the parameter, an update that
-is wrong altogether is a small difference. So what is carried is compared by its change since the
-start, up to the resolution of its numbers; what is only shown (metrics) has no past, and is
-compared by its size.
+is completely wrong is a small difference. So carried values are compared relative to their change
+since the start, up to floating-point resolution. Metrics have no initial value, and are compared
+relative to their size.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ULPS = 4  # steps of a number's own resolution that the order of float additions may cost
+ULPS = 4  # units in the last place that a different order of additions may cost
 
 
 def carried_difference(start: Any, got: Any, wanted: Any) -> float:
     """The largest difference of an array, in units of the largest change from `start` to `wanted`.
 
-    What differs by no more than the resolution of its numbers doesn't count. Keys, whole numbers
-    and truth values are the same or they aren't.
+    Differences within floating-point resolution don't count. Keys, integers and booleans have to
+    be equal.
     """
     if is_discrete(wanted):
         return _discrete(got, wanted)
@@ -33,8 +33,8 @@ def carried_difference(start: Any, got: Any, wanted: Any) -> float:
 def shown_difference(got: Any, wanted: Any) -> float:
     """The largest difference of a metric over all ticks, in units of its largest value.
 
-    What differs by no more than the resolution of its numbers, or of 1 if they are smaller, doesn't
-    count: a mean of what cancels out is nothing but rounding.
+    Differences within floating-point resolution, at size 1 for smaller numbers, don't count: a mean
+    of values that cancel out is pure rounding.
     """
     if is_discrete(wanted):
         return _discrete(got, wanted)
@@ -43,7 +43,7 @@ def shown_difference(got: Any, wanted: Any) -> float:
 
 
 def _excess(x: np.ndarray, y: np.ndarray, allowed: np.ndarray, unit: float) -> float:
-    """How far `x` is from `y` beyond what is allowed, in some unit; NaN and infinity are equal."""
+    """The distance of `x` and `y` beyond `allowed`, in `unit`s; NaNs and infinities are equal."""
     if x.shape != y.shape:
         return float("inf")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -58,7 +58,7 @@ def _excess(x: np.ndarray, y: np.ndarray, allowed: np.ndarray, unit: float) -> f
 
 
 def _discrete(got: Any, wanted: Any) -> float:
-    """0 if two arrays of whole numbers are the same, else the largest difference."""
+    """0 if two integer arrays are equal, else their largest difference."""
     x, y = raw_numbers(got), raw_numbers(wanted)
     if x.shape == y.shape and np.array_equal(x, y):
         return 0.0
@@ -66,7 +66,7 @@ def _discrete(got: Any, wanted: Any) -> float:
 
 
 def _largest(x: np.ndarray) -> float:
-    """The largest finite number of an array, whatever its sign."""
+    """The largest finite absolute value of an array."""
     return _largest_of(np.where(np.isfinite(x), np.abs(x), 0.0))
 
 
@@ -75,24 +75,24 @@ def _largest_of(x: np.ndarray) -> float:
 
 
 def is_discrete(x: Any) -> bool:
-    """Whether an array holds keys, whole numbers or truth values."""
+    """Whether an array holds keys, integers or booleans."""
     return not jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def resolution(x: Any) -> float:
-    """The distance from 1 to the next number of an array's type."""
+    """The machine epsilon of an array's type."""
     return float(jnp.finfo(x.dtype).eps)
 
 
 def raw_numbers(x: Any) -> np.ndarray:
-    """An array, or the data of keys, in NumPy."""
+    """An array, or the key data of PRNG keys, in NumPy."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)
 
 
 def as_numbers(x: Any) -> np.ndarray:
-    """An array, or the data of keys, as float64; complex numbers by their parts."""
+    """An array, or the key data of PRNG keys, as float64; complex numbers by their parts."""
     raw = raw_numbers(x)
     if raw.dtype.kind == "c":
         return np.stack([np.real(raw), np.imag(raw)]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Recording what one fragment takes from the others, and running it alone on what was recorded."""
+"""Records the messages that one fragment takes, and replays the fragment alone from them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from shoal.runtime.execution.snapshot import Snapshot
 from shoal.shapes import Count, Index, check_form, misfit
 
 FORM = 1
-MOST_BYTES = 64_000_000  # of what a recording says of itself
+MOST_BYTES = 64_000_000  # of a recording's description
 
 
 class TapeRow(TypedDict):
-    """A message of a recording: where and when it was taken, and the names of its arrays."""
+    """The metadata of a recorded message: its channel, endpoint, tick, and array names."""
 
     channel: str
     end: Index
@@ -45,7 +45,7 @@ class TapeRow(TypedDict):
 
 
 class TapeFile(TypedDict):
-    """What a recording says of itself."""
+    """The description of a recording."""
 
     form: int
     edge: str
@@ -57,12 +57,12 @@ class TapeFile(TypedDict):
 
 
 def edges(plan: Plan) -> list[str]:
-    """The edges that can be recorded: what goes from one fragment to another."""
+    """The edges of a plan that can be recorded, as `writer>reader`."""
     return list(dict.fromkeys(f"{c.writer}>{c.reader}" for c in plan.channels))
 
 
 def check_reader(plan: Plan, edge: str) -> str:
-    """The fragment that reads an edge, given as `writer>reader`, if it can be run alone."""
+    """The reader of an edge, given as `writer>reader`; raises if it can't be replayed alone."""
     plain = edge.replace(" ", "")
     if not edges(plan):
         raise SettingError(
@@ -83,7 +83,7 @@ def check_reader(plan: Plan, edge: str) -> str:
 class _Tape:
     """A file of messages: arrays by number, in the order in which they were taken.
 
-    It is written under another name until it is whole, so a recording that fails leaves none.
+    It is written under a temporary name until it is complete, so a failed recording leaves no file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class _Tape:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise SettingError(
-                f"can't write {path}: {why}", "Name a file in a folder that is there."
+                f"can't write {path}: {why}", "Name a file in an existing folder."
             ) from error
         self._rows: list[dict[str, Any]] = []
 
@@ -110,21 +110,21 @@ class _Tape:
         self._rows.append({**where, "values": names})
 
     def close(self, about: Mapping[str, Any]) -> int:
-        """Write what the messages are, and end the file; how many there were after the start."""
+        """Write the description and close the file; returns the number of messages."""
         self._file.writestr("tape.json", json.dumps({**about, "form": FORM, "rows": self._rows}))
         self._file.close()
         self._draft.replace(self._path)
         return len(self._rows) - 1
 
     def discard(self) -> None:
-        """Leave nothing of a recording that failed."""
+        """Delete the file of a failed recording."""
         self._file.close()
         with suppress(OSError):
             self._draft.unlink(missing_ok=True)
 
 
 class _Recording:
-    """A channel that writes down what is taken from it."""
+    """A channel that records the messages taken from it."""
 
     def __init__(self, inner: InProcessChannel, name: str, tape: _Tape) -> None:
         self._inner, self._name, self._tape = inner, name, tape
@@ -132,7 +132,7 @@ class _Recording:
         self.put = inner.put
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """As the channel does it, and into the file."""
+        """Take the next message, and write it to the file."""
         taken = self._inner.take(end, tick, lambda message, turns: message)
         where = {"channel": self._name, "end": end, "tick": tick, "versions": taken.versions}
         self._tape.write(where, taken.message)
@@ -140,16 +140,16 @@ class _Recording:
 
 
 class _Replaying:
-    """A channel that gives what was once taken from it, and forgets what is put."""
+    """A channel that replays recorded messages, and drops what is put."""
 
     def __init__(self, sheet: ChannelSpec, messages: Mapping[int, list[Taken]]) -> None:
         self.state, self._messages = _Open(sheet), messages
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """It is read by nothing."""
+        """Drop the message: it has no reader."""
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """The next message of the recording."""
+        """Take the next message of the recording."""
         if not self._messages.get(end):
             raise SettingError(
                 f"the recording has no message for tick {tick}", "Make it again with shoal record."
@@ -159,28 +159,28 @@ class _Replaying:
 
 
 class _Open:
-    """Lets every put and take pass."""
+    """A flow control that allows every put and take."""
 
     def __init__(self, sheet: ChannelSpec) -> None:
         self.sheet = sheet
 
     @property
     def in_flight(self) -> int:
-        """Nothing is asynchronous here."""
+        """Always 0: a replay has no asynchronous turns."""
         return 0
 
     def may_put(self, end: int) -> bool:
-        """There is always room."""
+        """Always true: there is always room."""
         return True
 
     def may_take(self, end: int, tick: int) -> bool:
-        """It has all been recorded."""
+        """Always true: all messages have been recorded."""
         return True
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record: the reader of an edge, for some ticks; `words` say how to plan it again."""
+    """A request to record an edge's reader for some ticks; `words` recreate the plan."""
 
     edge: str
     ticks: int
@@ -188,7 +188,7 @@ class Recording:
 
 
 def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
-    """Run `plan` and write what a fragment takes, and all start from; how many messages."""
+    """Run `plan` and record its start and a fragment's messages; returns their number."""
     reader, graph = check_reader(plan, recording.edge), plan.graph
     values = dict(zip(graph.inputs, jax.tree.leaves(state), strict=True))
     programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
@@ -200,8 +200,8 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
 
     try:
         tape.write({"channel": "", "end": 0, "tick": 0, "versions": ()}, values)
-        pieces = LocalRun(plan, programs, Snapshot(0, values), wrap)
-        Scheduler(pieces.workers, pieces.channels, None, None, pieces.run_many).turn(
+        local = LocalRun(plan, programs, Snapshot(0, values), wrap)
+        Scheduler(local.workers, local.channels, None, None, local.run_many).turn(
             Limit(recording.ticks)
         )
         return tape.close({**asdict(recording), "reader": reader, "plan": str(plan)})
@@ -211,7 +211,7 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
 
 
 def read_tape(path: Path) -> TapeFile:
-    """What a recording says of itself."""
+    """The description of a recording."""
     try:
         with zipfile.ZipFile(path) as file:
             if file.getinfo("tape.json").file_size > MOST_BYTES:
@@ -225,7 +225,7 @@ def read_tape(path: Path) -> TapeFile:
     return about
 
 
-# What reading a damaged file raises: what is missing, cut off, altered or nested too deeply.
+# The errors raised by damaged files: missing, truncated, altered or nested too deeply.
 DAMAGE = (OSError, KeyError, ValueError, EOFError, RecursionError, NotImplementedError)
 DAMAGE = (*DAMAGE, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -237,7 +237,7 @@ def _unreadable(path: Path, why: str) -> SettingError:
 
 
 def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
-    """Run the reading fragment alone on what was recorded; its metrics, tick by tick."""
+    """Run the reader alone on a recording; yields its metrics tick by tick."""
     about = read_tape(path)
     if about["plan"] != str(plan):
         raise SettingError(
@@ -249,7 +249,7 @@ def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
         raise _unreadable(path, first_line(error)) from error
     values = rows.pop(0)[1].message if rows else {}
     if about["reader"] not in {f.name for f in plan.distribution.fragments}:
-        raise _unreadable(path, "it is of a fragment that the plan has not")
+        raise _unreadable(path, "the plan has no such fragment")
     if set(values) != set(plan.graph.inputs):
         raise _unreadable(path, "it doesn't hold the state that the run started from")
     program = write_program(plan, about["reader"])
@@ -277,7 +277,7 @@ def _messages(path: Path, about: TapeFile) -> Iterator[tuple[TapeRow, Taken]]:
 
 
 def _channels(plan: Plan, rows: list[tuple[TapeRow, Taken]]) -> dict[str, Channel]:
-    """Channels that give what was recorded."""
+    """Make channels that replay the recorded messages."""
     found: dict[str, Channel] = {}
     for name, sheet in make_channel_specs(plan).items():
         taken: dict[int, list[Taken]] = {}

@@ -1,4 +1,4 @@
-"""The delayed reference: what a plan with lags must compute, as one graph on one device."""
+"""The delayed reference: the expected result of a plan with lags, as one graph on one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Delayed:
-    """A plan's loop in which every fragment has its own view, and lagged views are remembered."""
+    """A plan's loop with each fragment's own view, and past versions for lagged readers."""
 
     plan: Plan
 
@@ -33,7 +33,7 @@ class Delayed:
 
     @cached_property
     def lags(self) -> dict[tuple[str, str], int]:
-        """How many ticks a fragment is behind on a carried value."""
+        """The lag in ticks of each fragment and carried value that have one."""
         return {
             (c.reader, v): lag_of(c.flow)
             for c in self.plan.channels
@@ -43,7 +43,7 @@ class Delayed:
 
     @cached_property
     def _same(self) -> dict[str, str]:
-        """Carries of loops that never change, by the value they start from."""
+        """The initial values of loop carries that never change, by name."""
         fixed = [c for loop, _ in self.plan.sites.loops for c in loop.carries if c.unchanged]
         return {name: c.first for c in fixed for name in (c.before, c.final)}
 
@@ -52,7 +52,7 @@ class Delayed:
         return {link.inner for loop, _ in self.plan.sites.loops for link in loop.slices}
 
     def read(self, fragment: str, value: str) -> str:
-        """The name of `value` as `fragment` sees it."""
+        """The name of `value` in the view of `fragment`."""
         while value in self._same:
             value = self._same[value]
         if value in self._sliced:
@@ -64,12 +64,12 @@ class Delayed:
         return value if self.owners(value) is EVERYWHERE else f"{fragment}:{value}"
 
     def owners(self, value: str) -> frozenset[str]:
-        """Fragments that make a value."""
+        """The fragments that compute a value."""
         return self.plan.sites.holders(value, self.plan.homes)
 
     @cached_property
     def carry(self) -> dict[str, tuple[str, str]]:
-        """For each input of the graph: the value it starts from, the output that replaces it."""
+        """For each input of the graph: its initial value, and the output that replaces it."""
         pairs: dict[str, tuple[str, str]] = {}
         for before, after in self.plan.graph.carry:
             if before == after:
@@ -85,7 +85,7 @@ class Delayed:
 
     @cached_property
     def graph(self) -> Graph:
-        """The loop with every fragment's view spelled out."""
+        """The loop as one graph, with every fragment's view as separate values."""
         plan = self.plan
         nodes = tuple(self._nodes(plan.graph.nodes))
         shown = tuple(Link(m.outer, self._shown(m.inner)) for m in plan.graph.metrics)
@@ -150,8 +150,8 @@ class Delayed:
     def start(self, state: Mapping[str, Any], past: Mapping[str, Any] | None = None) -> list[Any]:
         """The graph's inputs, from the loop's carried state.
 
-        `past` holds older versions, named by `past_name`; before
-        the first tick there are none, and readers see what the loop starts from.
+        `past` holds older versions, named by `past_name`; before the first tick there are none,
+        and readers see the initial state.
         """
         past = past or {}
         return [past.get(name, state[value]) for name, (value, _) in self.carry.items()]
@@ -166,7 +166,7 @@ class Delayed:
         }
 
     def tick(self, inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """One tick of the reference."""
+        """Run one tick of the reference; returns the next inputs and the metrics."""
         return interpret(self.graph, inputs)
 
 

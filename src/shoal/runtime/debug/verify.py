@@ -1,4 +1,4 @@
-"""Does a plan compute what the fused program does? The largest difference of every value."""
+"""Verifies that a plan computes what the fused program computes, by the largest differences."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shoal.runtime.run import run
 from shoal.tracing.equations import below
 
 TOLERANCE = 1e-4
-COARSE = 16  # steps of the coarsest type of a loop that the order of additions may cost
-MOST = 0.25  # of a change; more is no rounding, whatever the type
-METRICS = "metrics"  # what their rows of the table begin with, as in the graph
+COARSE = 16  # epsilons of the coarsest type that a different order of additions may cost
+MOST = 0.25  # of a change; more isn't rounding in any type
+METRICS = "metrics"  # the prefix of their rows in the table, as in the graph
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The largest difference of each carried value and metric, and how large it may be.
+    """The largest difference of each carried value and metric, and the tolerance.
 
-    A carried value's is relative to how much it changed in the reference, a metric's to its size;
-    `runtime/debug/compare.py` says exactly how.
+    For a carried value it is relative to its change in the reference, for a metric to its size; see
+    `runtime/debug/compare.py`.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Verification:
 
     @property
     def largest(self) -> float:
-        """The largest difference of all."""
+        """The largest of all differences."""
         return max(self.differences.values(), default=0.0)
 
     @property
@@ -69,20 +69,20 @@ class Verification:
 
 @dataclass(frozen=True)
 class Course:
-    """What a loop came to after some ticks, and the metrics of each."""
+    """The state of a loop after some ticks, and the metrics of each tick."""
 
     values: Mapping[str, Any]
     metrics: Mapping[str, Any]
 
 
 def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> Verification:
-    """Compare `plan` with the fused program, delayed as the plan's lags say, from one state."""
+    """Compare `plan` with the fused program, with the plan's lags, from the same state."""
     if plan.asynchronous or any(
         isinstance(c.flow, Latest) and c.flow.max_lag != 0 for c in plan.channels
     ):
         raise SettingError(
-            f"what {plan.distribution.name} computes depends on who comes first, "
-            "so there are no numbers to compare it with",
+            f"what {plan.distribution.name} computes depends on the order of arrival, "
+            "so there is no reference to compare it with",
             "Verify it with a lag of 0, or a distribution policy whose flows are in lockstep.",
         )
     graph = plan.graph
@@ -119,14 +119,14 @@ def _course(plan: Plan, backend: str, ticks: int, start: Any) -> Course:
 
 
 def tolerance_of(graph: Graph) -> float:
-    """How far apart a loop's numbers may lie, by the coarsest that it computes with."""
+    """The tolerance of a loop's differences, by the coarsest float type that it uses."""
     kinds = {kind for node in leaves(graph) for kind in _kinds(node.code.equation)}
     coarsest = max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)
     return max(TOLERANCE, min(MOST, COARSE * coarsest))
 
 
 def _kinds(equation: Any) -> Iterator[Any]:
-    """The types of floats that an equation makes, inside it too."""
+    """The float types that an equation and its sub-equations compute."""
     if equation is None:
         return
     for var in equation.outvars:
@@ -144,7 +144,7 @@ def fused_plan(graph: Graph, plan: Plan) -> Plan:
 
 
 def by_root(found: Mapping[str, float]) -> dict[str, float]:
-    """The largest difference among values whose names begin alike."""
+    """The largest difference for each prefix of names, of two parts."""
     roots: dict[str, float] = {}
     for name, size in found.items():
         root = ".".join(name.split(".")[:2])
@@ -153,7 +153,7 @@ def by_root(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def difference(a: Any, b: Any) -> float:
-    """The largest difference between two arrays, relative where they are larger than one."""
+    """The largest difference of two arrays, relative for values larger than 1."""
     x, y = as_numbers(a), as_numbers(b)
     if not x.size:
         return 0.0

@@ -1,7 +1,7 @@
-"""All connections of a worker: made, proved, read and made again by one poll loop.
+"""All connections of a worker: opened, authenticated, read and re-established by one event loop.
 
-The thread that makes a frame sends it. There is always room for what may come (channels see to
-that), so the loop never waits, and a sender never waits for ever on a worker that lives.
+The thread that makes a frame sends it. Flow control guarantees buffer space for incoming frames, so
+the loop never blocks, and a sender never blocks forever on a live worker.
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ from shoal.runtime.net.wire import (
     Signing,
 )
 
-HANDSHAKE_TIMEOUT_S = 5.0  # in which the other side has to prove itself
-# Unproven connections, and those of them from one address, besides one for each worker.
+HANDSHAKE_TIMEOUT_S = 5.0  # for the other side to authenticate itself
+# Most unauthenticated connections, in all and from one address, besides one per worker.
 PENDING, PENDING_OF_ONE = 64, 16
-START_TIMEOUT_S = 120.0  # in which workers have to connect when they start
-REJOIN_TIMEOUT_S = 30.0  # in which a connection that broke has to be made again
-LOOSE_TIMEOUT_S = 2.0  # the same, for a worker that others can go on without
-ERROR_GRACE_S = 5.0  # in which the driver may learn why a worker is gone
-LINGER_S = 2.0  # in which what was sent has to arrive when a worker ends
+START_TIMEOUT_S = 120.0  # for workers to connect at start
+REJOIN_TIMEOUT_S = 30.0  # to re-establish a broken connection
+LOOSE_TIMEOUT_S = 2.0  # the same, for a worker that the others can run without
+ERROR_GRACE_S = 5.0  # for the driver to learn why a worker was lost
+LINGER_S = 2.0  # for sent frames to be delivered when a worker ends
 Steps = Generator[int, bytes, None]
 
 
 class Membership(NamedTuple):
-    """How workers come and go: which may be replaced together, and how this one came."""
+    """The restart groups of a run, and how this worker joined it."""
 
-    groups: tuple[frozenset[int], ...] = ()  # whose places others may take, each group together
-    rejoin: float = REJOIN_TIMEOUT_S  # seconds in which a broken connection has to be made again
-    incarnation: int = 0  # how many times this worker's place had been taken before
-    handover_sizes: Mapping[int, int] = {}  # how many counts a late worker is sent, by worker
+    groups: tuple[frozenset[int], ...] = ()  # workers that are replaced together
+    rejoin: float = REJOIN_TIMEOUT_S  # seconds to re-establish a broken connection
+    incarnation: int = 0  # the number of times this worker was replaced
+    handover_sizes: Mapping[int, int] = {}  # number of counts in a handover, by worker
 
 
 @dataclass(eq=False)
 class _Pending:
-    """A connection whose other side has yet to prove itself."""
+    """A connection whose other side isn't authenticated yet."""
 
     sock: socket.socket
     source: str
     deadline: float
     steps: Steps
-    other: int | None = None  # the worker that is called; none where another calls
+    other: int | None = None  # the worker this one connects to; None if accepted
     want: int = 0
     got: bytes = b""
 
 
 @dataclass
 class _Call:
-    """A worker that is to be connected with, and when that is tried next."""
+    """An attempt to connect to a worker, and when to try next."""
 
     kind: int
     at: float = 0.0
@@ -99,35 +99,33 @@ class Connections:
         self.me, self.names, self._known = me, names, known
         self._check, self._say, self.membership = check, say, membership or Membership()
         self.links: dict[int, Connection] = {}
-        self.handovers: dict[
-            int, bytes
-        ] = {}  # the counts that this worker was sent on joining late
-        self._addresses: dict[int, Address] = {}  # of those that this worker connects to
+        self.handovers: dict[int, bytes] = {}  # the counts received on joining late
+        self._addresses: dict[int, Address] = {}  # of the workers that this one connects to
         self._calls: dict[int, _Call] = {}
-        self._pending: dict[_Pending, None] = {}  # the oldest first
-        self._expected: frozenset[int] = frozenset()  # those that connect to this worker at first
-        self._first: frozenset[int] = frozenset()  # those that are as new as this worker
+        self._pending: dict[_Pending, None] = {}  # oldest first
+        self._expected: frozenset[int] = frozenset()  # workers that connect to this one at start
+        self._first: frozenset[int] = frozenset()  # workers that start together with this one
         self._incarnations: dict[int, int] = {}
         self._callers, self._refused, self._closed = 0, 0, False
         self._handler: FrameHandler | None = None
         self._wake_worker: Callable[[], None] = lambda: None
         self._loop, self._replacing = Loop(self._tick), threading.Lock()
-        self._stands = threading.Event()  # another connection stands
+        self._stands = threading.Event()  # set when a connection is established
         self._listener: socket.socket | None = None
 
     @property
     def rejoin(self) -> float:
-        """Seconds in which a broken connection has to be made again."""
+        """Seconds to re-establish a broken connection."""
         return self.membership.rejoin
 
     def check(self) -> None:
-        """Raise if a worker has been gone for too long."""
+        """Raise if a connection was not re-established in time."""
         for link in list(self.links.values()):
             link.check()
 
     @property
     def broken(self) -> str:
-        """The connections that are being made again, and why; nothing if none is."""
+        """The connections that are being re-established, and why; empty if none is."""
         links = [one for one in list(self.links.values()) if one.is_broken and not one.away]
         names = ", ".join(f"{link.name} ({link.broken})" for link in links)
         return names and f"the connection is being made again to {names}"
@@ -135,16 +133,16 @@ class Connections:
     # Joining.
 
     def expect(self, others: Iterable[int]) -> None:
-        """Let these workers come later; until then, what they are sent is dropped."""
+        """Expect these workers to join later; until then, frames to them are dropped."""
         for other in others:
             self.links[other] = self._link(other)
 
     def join(
         self, listener: socket.socket | None, others: Iterable[int], addresses: Sequence[Address]
     ) -> None:
-        """Connect with all these workers: to those before this one, from those after it.
+        """Connect with all these workers: to lower indices, from higher ones.
 
-        A worker that joins late connects to all but those that do so with it.
+        A worker that joins late connects to all others, except to those of its restart group.
         """
         others = frozenset(others)
         group = others & group_of(self.membership.groups, self.me)
@@ -176,12 +174,12 @@ class Connections:
             return RunError(
                 f"worker {self.names[called[0]]} can't be reached at {host}:{port}: "
                 f"{self._calls[called[0]].why}",
-                "Its host must reach this one: look at its firewall, and at its own output.",
+                "Check the firewalls between the two hosts, and the worker's own output.",
             )
         names = ", ".join(self.names[other] for other in missing)
         return RunError(
             f"no connection from {names} in {START_TIMEOUT_S:.0f} seconds",
-            "Its own output may say why; its host must reach this one.",
+            "Check the worker's own output, and that its host can reach this one.",
         )
 
     def _link(self, other: int) -> Connection:
@@ -190,7 +188,7 @@ class Connections:
         )
 
     def _is_loose(self, other: int) -> bool:
-        """Whether another may take a worker's place while this one stays."""
+        """Whether a worker may be replaced while this one stays."""
         return any(other in group and self.me not in group for group in self.membership.groups)
 
     def read(
@@ -199,7 +197,7 @@ class Connections:
         handler: FrameHandler,
         wake: Callable[[], None],
     ) -> None:
-        """Begin to read every connection; `wake` the workers' threads when one is gone."""
+        """Start to read all connections; `wake` is called when one is lost."""
         with self._loop.turn:
             self._wake_worker, self._handler = wake, handler
             for other, link in self.links.items():
@@ -209,19 +207,19 @@ class Connections:
         self._loop.call()
 
     def waker(self, waker: Waker, wakes: Wakes, spin: float = 0.0) -> SocketWaker:
-        """A waker whose owner runs the loop while it waits."""
+        """Make a waker whose owner runs the loop while it waits."""
         return SocketWaker(waker, self._loop, wakes, spin)
 
     # The loop.
 
     def _woken(self) -> None:
-        """Look at what others have left to be sent."""
+        """Resend the frames that other threads have queued."""
         for link in self.links.values():
             if link.sock is not None and link.inbox is not None and not link.is_direct:
                 self._watch(link)
 
     def _tick(self, now: float) -> bool:
-        """See to what is overdue: proofs, calls, workers that stay away; whether more may be."""
+        """Handle deadlines of handshakes, connects and reconnects; returns whether any are left."""
         for one in [one for one in self._pending if now >= one.deadline]:
             self._drop(one, TimeoutError())
         for other, call in list(self._calls.items()):
@@ -242,18 +240,18 @@ class Connections:
                     self._wake_worker()
         return bool(self._pending or self._calls or broken)
 
-    # Connections that stand.
+    # Established connections.
 
     def _watch(self, link: Connection) -> None:
-        """Read a connection, and send what the other side still lacks."""
+        """Read a connection, and resend the frames that the other side lacks."""
         if (sock := link.sock) is not None:
-            # A sender may hold a connection that needs nothing sent again: don't wait for it.
+            # A sender may hold the lock of a connection without resends: don't wait for it.
             mask = READ | WRITE if not link.is_direct and link.send_again() else READ
             if link.sock is sock:
                 self._loop.watch_stream(sock, partial(self._on_link, link, sock), mask)
 
     def _on_link(self, link: Connection, sock: socket.socket, mask: int) -> bool:
-        """Read a connection once; one that has ended or broken is read no more."""
+        """Read a connection once; stop reading it if it has ended or broken."""
         inbox = link.inbox
         if inbox is None or link.sock is not sock:
             return False
@@ -274,7 +272,7 @@ class Connections:
         return True
 
     def _failed(self, link: Connection, error: BaseException) -> None:
-        """A connection ended, broke, or brought what isn't due."""
+        """Handle a connection that ended, broke, or sent an invalid frame."""
         other = next(o for o, one in self.links.items() if one is link)
         self._loop.unwatch(link.sock)
         try:
@@ -298,7 +296,7 @@ class Connections:
             self._wake_worker()
 
     def _give_up(self, other: int) -> None:
-        """Go on without a worker that doesn't come back; another may take its place."""
+        """Continue without a worker that doesn't come back; it may be replaced."""
         link = self.links[other]
         if link.loose and not (link.away or self._closed):
             link.away = True
@@ -306,14 +304,14 @@ class Connections:
                 self._handler.gone(other)
 
     def _stand(self, other: int, sock: socket.socket, signing: Signing | None) -> None:
-        """A first connection is there; nothing is read from it before `read`."""
+        """Register a first connection; it isn't read before `read` is called."""
         link = self.links.get(other) or self._link(other)
         link.renew(sock, signing)
         self.links[other] = link
         self._stands.set()
 
     def _resume(self, other: int, sock: socket.socket, signing: Signing | None, n: int) -> None:
-        """Go on over a new connection to a worker that has the first `n` frames."""
+        """Resume over a new connection to a worker that has the first `n` frames."""
         link = self.links[other]
         why, since = link.broken, link.since
         link.resume(sock, signing, n)
@@ -334,7 +332,7 @@ class Connections:
         return one
 
     def _on_pending(self, one: _Pending, _: int) -> bool:
-        """Read exactly what a handshake waits for, and do its next step."""
+        """Read the bytes that a handshake expects, and run its next step."""
         try:
             data = one.sock.recv(one.want - len(one.got))
             if not data:
@@ -356,7 +354,7 @@ class Connections:
             self._forget(one)
 
     def _forget(self, one: _Pending) -> None:
-        """A handshake is over."""
+        """Remove a handshake that is over."""
         self._pending.pop(one, None)
         if one.other in self._calls:
             self._calls[one.other].pending = None
@@ -367,7 +365,7 @@ class Connections:
         one.sock.close()
 
     def _drop(self, one: _Pending, error: BaseException) -> None:
-        """A handshake failed."""
+        """Close a handshake that failed."""
         self._end(one)
         why = str(error) if isinstance(error, ProtocolError) else why_of(error)
         if one.other is None:
@@ -383,12 +381,12 @@ class Connections:
             self.links[other].tried, call.pause = why, 0.05
 
     def _note(self, line: str) -> None:
-        """Log a refusal; of very many only some."""
+        """Log a refused connection; of very many only some."""
         self._refused += 1
         if self._refused <= 20 or self._refused & (self._refused - 1) == 0:
             self._say(f"refused a connection ({self._refused}): {line}")
 
-    # Handshakes: the side that listens.
+    # Handshakes: the listening side.
 
     def _on_accept(self, _: int) -> bool:
         assert self._listener is not None
@@ -396,16 +394,18 @@ class Connections:
         try:
             sock, address = self._listener.accept()
         except OSError:
-            if calling and not self._closed:  # out of descriptors, perhaps
-                self._drop(calling[0], ProtocolError("others wait to prove themselves"))
+            if calling and not self._closed:  # perhaps out of file descriptors
+                self._drop(calling[0], ProtocolError("too many connections wait to authenticate"))
             return False
-        # Strangers that stay silent must not keep a worker out: the oldest has had its time.
-        # All workers may come from one address at once, and slowly where they are many.
+        # Silent strangers must not block a worker: drop the oldest pending connection.
+        # All workers may connect from one address at once, and slowly if they are many.
         same = [one for one in calling if one.source == address[0]]
         if len(same) >= PENDING_OF_ONE + self._callers:
-            self._drop(same[0], ProtocolError("others from there wait to prove themselves"))
+            self._drop(
+                same[0], ProtocolError("too many connections from there wait to authenticate")
+            )
         elif len(calling) >= PENDING + self._callers:
-            self._drop(calling[0], ProtocolError("others wait to prove themselves"))
+            self._drop(calling[0], ProtocolError("too many connections wait to authenticate"))
         sock.settimeout(0)
         one = self._begin(sock, address[0], self._answer(sock), None)
         try:
@@ -415,7 +415,7 @@ class Connections:
         return True
 
     def _answer(self, sock: socket.socket) -> Steps:
-        """Challenge a peer that has connected, and let it in if it may come as it claims."""
+        """Challenge a peer that has connected, and accept it if its claim is valid."""
         nonce = os.urandom(NONCE)
         _send(sock, wire.hello(nonce))
         data = yield CLAIM.size
@@ -432,7 +432,7 @@ class Connections:
         elif link is not None and is_same and self._may_resume(link, claim):
             link.check_received(claim.received)
             self._loop.unwatch(link.sock)
-            link.fall("the other side made it again", self.rejoin)
+            link.fall("the other side reconnected", self.rejoin)
             _send(sock, wire.pack_welcome(self._known, claim, link.received, nonces))
             self._resume(other, sock, signing, claim.received)
         elif claim.kind == FIRST and other in self._expected and is_same and self._handler is None:
@@ -442,7 +442,7 @@ class Connections:
             raise ProtocolError(f"worker {other} isn't expected here")
 
     def _may_resume(self, link: Connection, claim: Claim) -> bool:
-        """Whether a connection may be made again; one that was never answered is, with FIRST."""
+        """Whether a connection may be resumed; with FIRST, if the welcome never arrived."""
         if self._handler is None or link.refused or link.ended or link.away:
             return False
         return claim.kind == RESUME or (claim.kind == FIRST and not link.received)
@@ -453,9 +453,9 @@ class Connections:
     def _replace(
         self, claim: Claim, nonces: bytes, sock: socket.socket, signing: Signing | None
     ) -> None:
-        """Let a worker in that takes the place of another, and send it the counts of that one.
+        """Accept a replacement worker, and send it the counts of its predecessor.
 
-        In a thread of its own: it waits until no message moves.
+        Runs in its own thread: it waits until no message is being sent or taken.
         """
         other, welcome = claim.worker, wire.pack_welcome(self._known, claim, 0, nonces)
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -463,7 +463,7 @@ class Connections:
             with self._replacing:
                 with self._loop.turn:
                     self._begin_incarnation(other, claim.incarnation)
-                    if self._handler is None:  # no message has moved yet
+                    if self._handler is None:  # no message was sent yet
                         words = bytes(8 * self.membership.handover_sizes[other])
                         sock.sendall(welcome + words + _tag(signing, words))
                         self._stand(other, sock, signing)
@@ -484,25 +484,25 @@ class Connections:
             self._note(str(error))
 
     def _begin_incarnation(self, other: int, incarnation: int) -> None:
-        """A worker takes a place: those of its group that came before it are gone too."""
+        """Record a replacement's incarnation: older workers of its group are lost too."""
         if incarnation < self._incarnations.get(other, 0):
-            raise ProtocolError(f"another has taken the place of worker {other} since")
+            raise ProtocolError(f"worker {other} was replaced by a newer one")
         self._incarnations[other] = incarnation
         for one in group_of(self.membership.groups, other) & self.links.keys() - {other}:
             if self._incarnations.get(one, 0) < incarnation and not self.links[one].away:
                 self._part(one)
 
     def _part(self, other: int) -> None:
-        """Give up a worker whose place another takes, though it may be thought to be there."""
+        """Drop the connection to a worker that is being replaced, even if it seems alive."""
         link = self.links[other]
-        self._addresses.pop(other, None)  # its listener is gone
+        self._addresses.pop(other, None)  # its listener is closed
         self._end_call(other)
         self._loop.unwatch(link.sock)
-        link.fall("another takes its place", LOOSE_TIMEOUT_S)
+        link.fall("it is being replaced", LOOSE_TIMEOUT_S)
         self._give_up(other)
         link.away = True
 
-    # Handshakes: the side that connects.
+    # Handshakes: the connecting side.
 
     def _call(self, other: int, call: _Call) -> None:
         try:
@@ -519,7 +519,7 @@ class Connections:
             self._end(call.pending)
 
     def _introduce(self, other: int, kind: int, sock: socket.socket) -> Steps:
-        """Prove to a listener what this worker is, and see that the listener may be believed."""
+        """Authenticate this worker to a listener, and check the listener's proof."""
         greeting = yield HELLO.size
         received = self.links[other].received if kind == RESUME else 0
         claim = Claim(self.me, other, self.membership.incarnation, kind, received)
@@ -545,8 +545,8 @@ class Connections:
             self._stand(other, sock, signing)
 
     def close(self) -> None:
-        """End all connections, so that the others know that it was meant."""
-        with suppress(Exception):  # what is to stop at once, stops
+        """Close all connections in an orderly way, with BYE to the others."""
+        with suppress(Exception):  # `check` raises if the run stops at once
             while any(link.is_wanted for link in self.links.values()):
                 self._check()
                 threading.Event().wait(0.02)
@@ -566,11 +566,11 @@ class Connections:
 
 
 def _tag(signing: Signing | None, words: bytes) -> bytes:
-    """The MAC of the counts that a worker is sent on joining late, if the run has MACs."""
+    """The MAC of a handover's counts, or nothing if the run uses no MACs."""
     return signing.tag(b"handover", [words]) if signing is not None else b""
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
-    """Send what always fits in a new connection's buffer."""
+    """Send a short message, which always fits in a new connection's buffer."""
     if sock.send(data) != len(data):
         raise ConnectionResetError

@@ -1,8 +1,8 @@
-"""Channels between hosts: each worker has its own ring, and messages go straight into it.
+"""Channels between hosts over TCP: messages are received directly into the reader's ring.
 
-A worker's ring is laid out as in shared memory, rows by reader, so what comes from many writers
-lies as its reader wants it. Each worker keeps the counts and sends changes to those they concern:
-what was put comes with the message, what was taken makes room for the next.
+Each worker has a ring with the layout of shared memory, rows by reader, so that messages of many
+writers are contiguous for their reader. Each worker keeps its own counts and sends changes to the
+workers concerned: a put count travels with its message, a take count frees a slot.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from shoal.runtime.net.wire import (
 )
 from shoal.runtime.net.wiring import RemoteChannels, View
 
-Lose = Callable[[int, int], None]  # a worker, and how many of its turns are lost
+Lose = Callable[[int, int], None]  # called with a worker and the number of its dropped turns
 
 
 class Outbound:
-    """The messages of one end to one other worker."""
+    """The outbound messages of one endpoint to one other worker."""
 
     def __init__(self, worker: int, key: Key, channel: TcpChannel, buffer: SendBuffer) -> None:
         self.worker, self._key, self._channel, self._buffer = worker, key, channel, buffer
@@ -60,18 +60,18 @@ class Outbound:
         link.send(frame, found, newest=self._channel.is_latest)
 
     def keep(self) -> None:
-        """Once a message was sent to all, keep it until it was acknowledged."""
+        """Copy a message after it was sent to all, to keep it until it is acknowledged."""
         self._buffer.keep()
         self._channel.links.links[self.worker].kept()
 
     def send_newest(self) -> None:
-        """Send the newest message again, if any, to a worker that takes another's place."""
+        """Send the newest message again, if any, to a replacement worker."""
         if self._buffer.newest.number >= 0:
             self._send()
 
 
 class TcpChannel:
-    """A channel whose ends are in different workers, as one of them sees it."""
+    """One worker's side of a channel whose endpoints are in different workers."""
 
     def __init__(self, ring: ShmChannel, view: View, links: Connections) -> None:
         self._ring, self.view, self.links = ring, view, links
@@ -79,11 +79,13 @@ class TcpChannel:
         self._spec, self._gate, me = view.sheet, view.sheet.gate, links.me
         self.is_latest = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
-        # A long queue needn't know of every message that was taken, as long as it has room left.
+        # A long queue acknowledges takes in batches: it has free slots meanwhile.
         is_long = isinstance(self._gate.flow, Queue) and not self._is_some
         self._together = max(1, self._gate.capacity // 2) if is_long else 1
         mine = [w for w, worker in enumerate(view.writers) if worker == me]
-        self.lock = threading.Lock()  # held while a message moves, and while a worker joins late
+        self.lock = (
+            threading.Lock()
+        )  # held while a message is sent or taken, and while a worker joins late
         self._buffers: dict[Any, SendBuffer] = {}
         self._outbound = {w: list(self._outbound_of(w)) for w in mine}
         self._is_near = {w: bool(view.taking(w, me)) for w in mine}
@@ -97,7 +99,7 @@ class TcpChannel:
                 yield Outbound(other, key, self, self._buffer(writer, other))
 
     def _buffer(self, writer: int, other: int) -> SendBuffer:
-        """Where an end's messages are packed; once for all workers that get the same of them."""
+        """The send buffer of an endpoint; shared by workers that receive the same rows."""
         parts = self._ring.rooms(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
@@ -119,7 +121,7 @@ class TcpChannel:
         self.links.links[worker].send(frame)
 
     def put(self, end: int, message: Message, version: int) -> None:
-        """Send a message to those workers that have a reader of it."""
+        """Send a message to the workers that have a reader of it."""
         with self.lock:
             number = self.state.counts.puts[end]
             for outbound in self._outbound[end]:
@@ -137,7 +139,7 @@ class TcpChannel:
                     self._admission.grant()
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
-        """The next message, looked at where it came to lie; then there is room for another."""
+        """Take the next message, read in place; then free its slot."""
         seen: list[tuple[int, int]] = []
 
         def look(message: Message, turns: list[tuple[int, int]]) -> Message:
@@ -165,13 +167,13 @@ class TcpChannel:
 
     @property
     def sent(self) -> Sent:
-        """What this worker has sent on it."""
+        """The traffic that this worker has sent on the channel."""
         return total(out.sent for every in self._outbound.values() for out in every)
 
-    # What others send.
+    # Incoming frames.
 
     def room(self, frame: Frame) -> list[Any]:
-        """Where a message's arrays are to be read to."""
+        """The buffers for a message's body."""
         slots = self._landings.get(frame.end) or self._make_landings(frame.end)
         if self.is_latest:
             self._ring.begin_landing(frame.end, frame.number)
@@ -185,24 +187,24 @@ class TcpChannel:
         return found
 
     def arrived(self, frame: Frame) -> None:
-        """Count what another worker sent, and wake the threads that wait for it."""
+        """Apply a frame to the counts, and wake the threads that wait for it."""
         state, end = self.state, frame.end
         if frame.kind == DATA:
             slots = self._landings[end]
             slots[frame.number % len(slots)].settle(frame.length)
-            state.counts.puts[end] = frame.number  # of `Latest`, some may have been left out
+            state.counts.puts[end] = frame.number  # of `Latest`, some may have been skipped
             self._ring.end_landing(end, frame.number, frame.stamp)
         elif frame.kind == TAKEN:
             taken = (frame.number + 1) * self._together
             sources = (end,) if self._is_some else self._gate.sources[end]
             # A message may be taken before its sender has counted it.
             if taken > max(state.counts.puts[w] for w in sources) + 1:
-                raise ProtocolError(f"that {taken} messages were taken, which were not sent")
+                raise ProtocolError(f"that {taken} messages were taken, more than were sent")
             state.counts.takes[end] = taken
             for waker in state.writers[0 if self._is_some else end] if state.writers else ():
                 waker.notify()
         elif frame.kind == COUNT:
-            # Where the message comes too, it is counted with that.
+            # If the message itself arrives here, it is counted with that.
             if not self.view.taking(end, self.links.me):
                 state.counts.puts[end] = frame.number
                 state.did_put(end)
@@ -210,10 +212,10 @@ class TcpChannel:
             assert self._admission is not None
             self._admission.arrived(frame)
 
-    # Workers that join late, in the place of one that is gone.
+    # Replacement workers, which join late.
 
     def handover(self, other: int) -> list[int]:
-        """The counts of this channel that a worker which joins late is sent."""
+        """The counts of this channel for a worker that joins late."""
         counts = self.state.counts
         kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "latest": counts.puts}
         if counts.ledger is not None:
@@ -221,7 +223,7 @@ class TcpChannel:
         return [kinds[what][end] for what, end in self.view.handover(self.links.me, other)]
 
     def adopt(self, other: int, words: Iterator[int]) -> None:
-        """Go on where one that is gone had been, from the counts that another worker sent."""
+        """Resume at the replaced worker's position, from the counts that another worker sent."""
         counts = self.state.counts
         for what, end in self.view.handover(other, self.links.me):
             word = next(words)
@@ -231,7 +233,7 @@ class TcpChannel:
                 case "takes":
                     counts.takes[end] = word
                 case "latest":
-                    counts.puts[end] = max(0, word - 1)  # the newest comes again
+                    counts.puts[end] = max(0, word - 1)  # the newest is sent again
                 case _:
                     assert counts.ledger is not None
                     assert isinstance(self._admission, Asking)
@@ -239,13 +241,13 @@ class TcpChannel:
                     self._admission.resume(end, word)
 
     def send_newest(self, other: int) -> None:
-        """Send the newest again, to a worker that joins late."""
+        """Send the newest message again, to a worker that joins late."""
         for outbound in (out for every in self._outbound.values() for out in every):
             if self.is_latest and outbound.worker == other:
                 outbound.send_newest()
 
     def due(self, other: int) -> Iterator[tuple[Key, int]]:
-        """Of what another worker may send, the number of the next."""
+        """The next number of each key that another worker may send."""
         counts = self.state.counts
         for (kind, channel, end), _ in self.bodies(other):
             if kind in (ASK, GRANT):
@@ -257,12 +259,12 @@ class TcpChannel:
                 yield (kind, channel, end), counts.takes[end] // self._together
 
     def forget(self, other: int) -> None:
-        """Grant nothing that a worker that is gone had asked for."""
+        """Drop the pending requests of a lost worker."""
         if isinstance(self._admission, Granting):
             self._admission.forget(set(self.view.read_by.get(other, ())))
 
     def bodies(self, other: int) -> Iterator[tuple[Key, tuple[int, int]]]:
-        """What another worker may send, and how long it is."""
+        """The keys that another worker may send, with the bounds of their lengths."""
         view, me = self.view, self.links.me
         for writer in view.written_by.get(other, ()):
             if readers := view.taking(writer, me):
@@ -280,7 +282,7 @@ class TcpChannel:
 
 
 class Asking:
-    """Asks the writer, which keeps the ledger, before an asynchronous reader begins a turn."""
+    """Requests turns of asynchronous readers from the writer, which keeps the ledger."""
 
     def __init__(self, channel: TcpChannel) -> None:
         self._channel = channel
@@ -288,7 +290,7 @@ class Asking:
         self._asked, self._granted, self._least = ([0] * count for _ in range(3))
 
     def may_begin(self, end: int) -> bool:
-        """Whether a turn was granted and the message it starts from is here; asks if not."""
+        """Whether a turn was granted and its message has arrived; sends a request if needed."""
         channel, state = self._channel, self._channel.state
         ledger = state.counts.ledger
         assert ledger is not None
@@ -303,11 +305,11 @@ class Asking:
         return False
 
     def resume(self, end: int, begun: int) -> None:
-        """Go on after `begun` turns that were asked for and granted before."""
+        """Resume after `begun` turns that were granted before."""
         self._asked[end] = self._granted[end] = begun
 
     def arrived(self, frame: Frame) -> None:
-        """A turn was granted, from a version."""
+        """Handle a grant: a turn may begin from at least this version."""
         self._least[frame.end] = frame.stamp
         self._granted[frame.end] = frame.number + 1
         state = self._channel.state
@@ -317,7 +319,7 @@ class Asking:
 
 
 class Granting:
-    """The writer that asynchronous readers elsewhere take from: it keeps their ledger."""
+    """Grants turns to asynchronous readers in other workers, and keeps their ledger."""
 
     def __init__(self, channel: TcpChannel) -> None:
         self._channel = channel
@@ -325,19 +327,19 @@ class Granting:
         self._lock = threading.Lock()
 
     def forget(self, ends: set[int]) -> None:
-        """Nobody waits at these ends any more; what they asked for isn't granted later."""
+        """Drop the pending requests of these endpoints."""
         with self._lock:
             for end in ends & self._asks.keys():
                 del self._asks[end]
 
     def arrived(self, frame: Frame) -> None:
-        """A reader wants to begin its next turn."""
+        """Handle a request: a reader wants to begin its next turn."""
         with self._lock:
             self._asks[frame.end] = frame.number
         self.grant()
 
     def grant(self) -> None:
-        """Let those begin that may."""
+        """Grant all pending requests that flow control allows."""
         channel, state = self._channel, self._channel.state
         with self._lock:
             for end, number in list(self._asks.items()):
@@ -348,21 +350,21 @@ class Granting:
 
 
 class _Handler:
-    """Hands what comes to the channel that it is for, and lets other workers come and go."""
+    """Dispatches frames to their channels, and handles lost and replaced workers."""
 
     def __init__(self, channels: Sequence[TcpChannel], remote: RemoteChannels, lose: Lose) -> None:
         self._channels, self._remote, self._lose = channels, remote, lose
 
     def room(self, frame: Frame) -> list[Any]:
-        """Buffers for a frame's body."""
+        """The buffers for a frame's body."""
         return self._channels[frame.channel].room(frame)
 
     def arrived(self, frame: Frame) -> None:
-        """A frame has come whole."""
+        """Dispatch a frame that is complete."""
         self._channels[frame.channel].arrived(frame)
 
     def gone(self, other: int) -> None:
-        """Take back what a worker that is gone had in flight, and those that restart with it."""
+        """Roll back the turns in flight of a lost worker's restart group."""
         for channel in self._channels:
             channel.forget(other)
         group, ends = self._remote.group(other), defaultdict[int, set[str]](set)
@@ -374,7 +376,7 @@ class _Handler:
         self._lose(other, sum(take_back(states, found, end) for end, found in ends.items()))
 
     def replaced(self, other: int, let_in: Callable[[bytes], None]) -> Incoming:
-        """Let another take the place of one that is gone; what may come from it."""
+        """Accept a replacement worker; returns the frames that are valid from it."""
         with ExitStack() as still:
             for channel in self._channels:
                 still.enter_context(channel.lock)
@@ -386,7 +388,7 @@ class _Handler:
 
 
 def incoming(channels: Sequence[TcpChannel], other: int, *, is_late: bool = False) -> Incoming:
-    """What another worker may send; if one of the two joins late, from where the channels are."""
+    """The frames that are valid from a worker; from the current counts if one joins late."""
     bodies = {key: bounds for channel in channels for key, bounds in channel.bodies(other)}
     newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_latest]
     due = {key: n for channel in channels for key, n in channel.due(other)} if is_late else {}
@@ -401,12 +403,12 @@ def join_channels(
     lose: Lose,
     wakers: Mapping[str, Sequence[Waker]],
 ) -> tuple[Connections, dict[str, TcpChannel]]:
-    """Connect worker `me` with the others, and open its channels: all that a worker has to do.
+    """Connect worker `me` with the others, and open its channels.
 
-    Others reach it at `listener`, whose address `remote` has; a worker that takes the place of one
-    that is gone reaches them, and only those reach it that restart with it. `check` raises if all
-    is to stop, `lose` is called with turns that were lost with another worker. `wakers` are those
-    of every end, by fragment; those of ends elsewhere do nothing.
+    Others connect to `listener`, whose address is in `remote`. A replacement worker connects to the
+    others, and accepts connections only from its restart group. `check` raises if the run stops;
+    `lose` is called with the number of turns dropped with another worker. `wakers` has the waker of
+    every endpoint, by fragment; those of endpoints in other workers do nothing.
     """
     membership = Membership(
         remote.groups, remote.rejoin, remote.incarnation, remote.handover_sizes(me)
@@ -434,9 +436,9 @@ def open_channels(
     memory: Memory | None = None,
     lose: Lose = lambda other, turns: None,
 ) -> dict[str, TcpChannel]:
-    """The channels between hosts, as this worker sees them; it is connected already.
+    """Open this worker's side of the channels between hosts, after it has connected.
 
-    `wake` is called when a connection is gone; `memory` is where messages are to lie.
+    `wake` is called when a connection is lost; `memory` holds the messages.
     """
     rings = remote.rings.open(memory or Memory.own(remote.size))
     every = [
