@@ -15,7 +15,7 @@ from shoal.errors import SettingError
 from shoal.kernels import VARIABLE, with_kernels
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.nets import init_mlp, mlp
-from shoal.rl.returns import discounted_return, gae, past_return, traces, vtrace
+from shoal.rl.returns import discounted_return, gae, running_returns, traces, vtrace
 from shoal.runtime.execution.executors import kernel_parts
 from shoal.tracing.blocks import in_blocks
 from shoal.tracing.equations import below, bind
@@ -155,7 +155,7 @@ def test_recurrences_along_time(shape):
     ends = reward > 1
     check_kernel(gae, reward, discount, value, after, 0.9 * discount)
     check_kernel(discounted_return, reward, discount, value[0])
-    check_kernel(past_return, reward, discount, value[0])
+    check_kernel(running_returns, reward, discount, value[0])
     check_kernel(
         lambda *x: vtrace(*x, traces(value - after, ends, (1.0, 1.0))),
         reward, discount, value, after,

@@ -12,7 +12,7 @@ from shoal.rl import returns
 LAW = settings(max_examples=40, deadline=None)
 gae = jax.jit(returns.gae)
 discounted_return = jax.jit(returns.discounted_return)
-past_return = jax.jit(returns.past_return)
+running_returns = jax.jit(returns.running_returns)
 vtrace = jax.jit(returns.vtrace)
 n_step = jax.jit(returns.n_step)
 n_step_returns = jax.jit(returns.n_step_returns, static_argnums=4)
@@ -103,17 +103,17 @@ def test_discounted_return_is_the_plain_sum(reward, terminated, last):
 
 @LAW
 @given(numbers, ends, st.integers(1, STEPS - 1))
-def test_past_return_stays_within_the_episode_and_can_be_computed_in_parts(reward, done, part):
+def test_running_returns_stay_within_the_episode_and_can_be_computed_in_parts(reward, done, part):
     discount = jnp.array(GAMMA * ~done)
     expected, total = [], 0.0
     for t in range(STEPS):
         total = total + reward[t]
         expected.append(total)
         total = 0.0 if done[t] else GAMMA * total
-    kept, actual = past_return(jnp.array(reward), discount, jnp.float32(0))
+    kept, actual = running_returns(jnp.array(reward), discount, jnp.float32(0))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
-    first, _ = past_return(jnp.array(reward[:part]), discount[:part], jnp.float32(0))
-    again, _ = past_return(jnp.array(reward[part:]), discount[part:], first)
+    first, _ = running_returns(jnp.array(reward[:part]), discount[:part], jnp.float32(0))
+    again, _ = running_returns(jnp.array(reward[part:]), discount[part:], first)
     np.testing.assert_array_equal(kept, again)
 
 
