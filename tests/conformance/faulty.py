@@ -146,7 +146,7 @@ FAULTS: dict[str, Callable[[Rows, np.ndarray], Any]] = {
     "sys.exit": lambda rows, obs: sys.exit(0),
     "kill": lambda rows, obs: die(),
     "segfault": lambda rows, obs: ctypes.string_at(0),
-    "fork": lambda rows, obs: os.fork() and None,  # both go on
+    "fork": lambda rows, obs: os.fork() and None,  # both processes continue
     "fork and die": fork_and_die,
     "popen": lambda rows, obs: rows.simulators.append(start_simulator()),
     "popen and die": start_and_die,
@@ -164,7 +164,7 @@ ALL = {**FAULTS, "hang once": hang_once}
 
 
 def start_simulator(**how: Any) -> subprocess.Popen:
-    """A process that goes on for long, as simulators do."""
+    """A long-running process, as simulators are."""
     return subprocess.Popen([sys.executable, "-S", "-c", SLEEPER], **how)
 
 

@@ -96,7 +96,7 @@ def check_seen(sheet: ChannelSpec, reader: int, turns: list, message: dict) -> N
 
 @dataclass
 class Hall:
-    """Channels as one process sees them, a bell for each end, and a way to stop everybody."""
+    """The channels of one process, a waker for each endpoint, and a way to stop all endpoints."""
 
     channels: dict
     bells: dict
@@ -109,14 +109,14 @@ class Hall:
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def halt(self) -> None:
-        """Let nobody wait any more."""
+        """End every wait."""
         self.stop()
         for bell in self.bells.values():
             bell.notify()
 
 
 def ends_of(sheets: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
-    """Every end that there is, writers first."""
+    """All endpoints, writers first."""
     sheet = next(s for s in sheets.values() if s.gate.writer == "w")
     return [("w", i) for i in range(sheet.writers)] + [("r", i) for i in range(sheet.readers)]
 
@@ -131,7 +131,7 @@ def local_hall(sheets: dict[str, ChannelSpec]) -> Hall:
 
 
 class Shared:
-    """Channels in shared memory, to be opened in any process that is given this."""
+    """Channels in shared memory, to be opened in any process that gets this object."""
 
     def __init__(self, sheets: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
         self.sheets = sheets
@@ -164,7 +164,7 @@ class Shared:
         yield self.hall()
 
     def is_asleep(self, end: tuple[str, int]) -> bool:
-        """Whether an end has found that it may not go on, and waits."""
+        """Whether an endpoint may not continue, and waits."""
         return self.memory.words(self.bells, len(ends_of(self.sheets)))[
             ends_of(self.sheets).index(end)
         ] == 1  # fmt: skip

@@ -1,4 +1,4 @@
-"""A way between two hosts that breaks: a proxy which cuts connections where it is told to."""
+"""An unreliable link between two hosts: a proxy which cuts connections at given points."""
 
 import random
 import socket
@@ -19,14 +19,14 @@ class Proxy:
         self._passed, self._lock = 0, threading.Lock()
         self._pairs = []
         self.is_open, self.cut_count = True, 0
-        self._door = listen()
-        self.address = self._door.getsockname()
+        self._listener = listen()
+        self.address = self._listener.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
         while True:
             try:
-                one, _ = self._door.accept()
+                one, _ = self._listener.accept()
                 if not self.is_open:
                     one.close()
                     continue
@@ -69,8 +69,8 @@ class Proxy:
 
     def close(self):
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self.cut()
 
 

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-OWN = os.getpid()  # so that several can be at work on one machine
+OWN = os.getpid()  # so that several test runs can share one machine
 BRIDGE = f"sb{OWN}"
 JOINED = 240  # seconds that hosts may take to join a cluster
 
@@ -30,7 +30,7 @@ def ip(*words):
 
 
 def inside(number, *command, **how):
-    """A command as it runs on one of the hosts; nobody else is on their network."""
+    """Run a command on one of the hosts, which share a network of their own."""
     words = ["ip", "netns", "exec", name(number), *map(str, command)]
     return subprocess.Popen(words, env={**os.environ, "RAY_AUTH_MODE": "disabled"}, **how)
 
@@ -45,7 +45,7 @@ def link(number):
 
 
 def pids_in(number):
-    """All that runs on a host."""
+    """The processes of a host."""
     command = ["ip", "netns", "pids", name(number)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     return [int(pid) for pid in found.stdout.split()]
@@ -57,7 +57,7 @@ def address(number):
 
 @contextmanager
 def hosts(count):
-    """So many hosts, each with an address of its own, and nothing left of them afterwards."""
+    """Several hosts, each with an address of its own; removed afterwards."""
     try:
         ip("link", "add", BRIDGE, "type", "bridge")
         ip("link", "set", BRIDGE, "up")
@@ -88,7 +88,7 @@ def _add(number):
 
 
 class Raylets:
-    """A Ray cluster with a raylet on each of so many hosts; a raylet that ends is told why."""
+    """A Ray cluster with a raylet on each of several hosts."""
 
     def __init__(self, folder, cpus):
         self._folder, self._cpus = Path(folder), cpus
@@ -132,21 +132,21 @@ while sum(node["Alive"] for node in ray.nodes()) < {len(self.started)}:
         try:
             while waiting.poll() is None:
                 if time.monotonic() > until:
-                    raise TimeoutError(f"not all hosts are there after {JOINED} s\n{self.said()}")
-                self.mend()
+                    raise TimeoutError(f"not all hosts have joined after {JOINED} s\n{self.said()}")
+                self.restart_raylets()
                 time.sleep(0.2)
         finally:
             waiting.kill()
             waiting.wait()
 
-    def mend(self):
-        """Start raylets again that gave up, as whoever runs a cluster would."""
+    def restart_raylets(self):
+        """Restart raylets that have ended, as the operator of a cluster would."""
         for number, one in list(self.started.items()):
             if one.poll() is not None:
                 self.start(number)
 
     def said(self):
-        """The end of what each raylet said."""
+        """The end of each raylet's log."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 
@@ -164,7 +164,7 @@ while sum(node["Alive"] for node in ray.nodes()) < {len(self.started)}:
 
 @contextmanager
 def raylets(count, cpus):
-    """A Ray cluster with a raylet on each of so many hosts, all there."""
+    """A Ray cluster with a raylet on each of several hosts, all joined."""
     # Ray's sockets lie there, whose names must be short.
     place = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
     with place as folder, hosts(count):

@@ -143,7 +143,7 @@ def test_in_any_order_of_moves_each_message_arrives_once_whole_and_in_order(carr
         for end in range(sheet.readers):
             assert stile.may_take(end, model.ticks[end]) == model.has_next(end)
             can += [(model.take, end)] if model.has_next(end) else []
-        assert can, "everybody waits"
+        assert can, "all endpoints wait"
         move, end = random.choice(can)
         move(end)
 
@@ -217,7 +217,7 @@ def test_a_full_ring_makes_its_writer_wait_until_there_is_room(kind, carry, flow
 
 @settings_of_ends
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(1), Queue(1, 2), Latest(0)], ids=str)
-def test_whoever_waits_ends_when_all_is_halted(kind, carry, flow):
+def test_every_waiting_endpoint_ends_when_all_are_halted(kind, carry, flow):
     meeting = Meeting(kind, carry, one_line(flow, 2, 1, "stacked"))
     reader = meeting.start(read, 0, 10**9)
     writer = meeting.start(write, 0, 0, 5)
@@ -324,7 +324,7 @@ def beats(hall, end, ticks, take):
 
 
 def actor(hall, end):
-    """Turns at its own pace: takes the newest, and hands over a rollout made from it."""
+    """Runs asynchronously: takes the newest, and puts a rollout made from it."""
     sheet, number = hall.channels["c"].state.sheet, 0
     try:
         while True:

@@ -97,7 +97,7 @@ def test_of_a_writer_that_is_killed_only_whole_messages_are_seen(flow, point):
 
 @pytest.mark.parametrize("point", ["before", "looking", "letting go", "ringing", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(3)], ids=str)
-def test_a_reader_that_is_killed_keeps_its_room_and_others_go_on(flow, point):
+def test_a_reader_that_is_killed_keeps_its_slots_and_others_continue(flow, point):
     sheet = make_sheet(flow, 1, 2)
     meeting = Meeting(PROCESSES, "shared", {"c": sheet})
     victim = meeting.start(take_and_die, 0, 5, point)

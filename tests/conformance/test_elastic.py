@@ -1,4 +1,4 @@
-"""Fragments at their own pace whose replicas come and go while the others go on."""
+"""Asynchronous fragments whose replicas are added and removed while the others continue."""
 
 import json
 
@@ -25,7 +25,7 @@ pytest.importorskip("gymnasium")
 __all__ = ["nothing_left"]
 
 
-class Crowded:
+class ScaledRun:
     """A run that is scaled: `counts` one after the other, each once the one before is reached."""
 
     def __init__(self, *counts):
@@ -52,22 +52,22 @@ class Crowded:
             RecoveryPolicy(say=self.said.append).run(
                 plan, backend, ticks=10**9, state=state, watch=watching
             )
-        assert self.ticks == list(range(len(self.ticks))), "nobody went back"
+        assert self.ticks == list(range(len(self.ticks))), "the run rolled back"
         return self.reached
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machines", [ONE, hosts(2)], ids=["one host", "two"])
-def test_replicas_come_and_go_while_the_others_go_on(machines):
+def test_replicas_are_added_and_removed_while_the_others_continue(machines):
     plan = shoal.plan(graph_of("chase"), impala((1, 4), 1, 7), machines)
-    crowded = Crowded(2, 1, 2)
-    reached = crowded.run(plan)
+    scaled = ScaledRun(2, 1, 2)
+    reached = scaled.run(plan)
     assert [there for _, there in reached] == [
         ["actor[0]", "actor[1]"], ["actor[0]"], ["actor[0]", "actor[1]"],
     ]  # fmt: skip
     ticks = [tick for tick, _ in reached]
-    assert ticks == sorted(set(ticks)), "ticks went on between all changes"
-    assert "actor: scaling to 1 replicas" in crowded.said
+    assert ticks == sorted(set(ticks)), "no ticks ran between two changes"
+    assert "actor: scaling to 1 replicas" in scaled.said
 
 
 def drawn(actors, machines=ONE):
@@ -75,7 +75,7 @@ def drawn(actors, machines=ONE):
 
 
 @pytest.mark.parametrize(("cpus", "first"), [(1, 2), (3, 2), (4, 3), (5, 4), (64, 4)])
-def test_a_run_begins_with_as_many_as_fit_between_the_bounds(cpus, first):
+def test_a_run_starts_with_as_many_replicas_as_fit_within_the_bounds(cpus, first):
     machines = shoal.Cluster((shoal.Host("host0", cpus, (cpu(0),)),))
     plan = drawn((2, 4), machines)
     assert plan.starting("actor") == first
@@ -88,12 +88,12 @@ def first_of(plan):
     return starting_workers(plan, ProcessAssignment(plan, programs, Snapshot(0, {})).worker_ids)
 
 
-def test_replicas_that_others_wait_for_can_not_come_and_go():
+def test_replicas_that_others_wait_for_can_not_be_elastic():
     with pytest.raises(CutError, match=r"`actor` is to have 2 to 4 replicas, but others wait"):
         shoal.plan(graph_of("chase"), shoal.single_learner_coarse((2, 4)), cluster(4))
 
 
-def test_more_can_not_be_taken_than_there_may_be():
+def test_a_reader_can_not_take_more_than_the_fewest_replicas():
     with pytest.raises(CutError, match=r"is to take 3 of at least 2 replicas"):
         shoal.plan(graph_of("chase"), impala((2, 4), 3, 7), ONE)
 
@@ -113,6 +113,6 @@ def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
     write_json(tmp_path / "status.json", {"at": 0, "workers": {}})
     assert main(["scale", str(tmp_path), "actors=3"]) == 0
     assert json.loads((tmp_path / "scale.json").read_text()) == {"actor": 3}
-    for wrong, told in [("actor=5", "Choose 2 to 4"), ("learner=2", "actor (2 to 4)")]:
+    for wrong, error in [("actor=5", "Choose 2 to 4"), ("learner=2", "actor (2 to 4)")]:
         assert main(["scale", str(tmp_path), wrong]) == 2
-        assert told in capsys.readouterr().err
+        assert error in capsys.readouterr().err

@@ -110,8 +110,10 @@ def test_the_copy_that_an_environment_forks_ends_in_threads_too(capfd):
 )
 def test_a_step_that_takes_longer_than_it_may_ends_the_run(fault, backend):
     watch = RunCallbacks(lambda *_: None, step_timeout=0.5)
-    told = r"actor\[.\] \(pid \d+\) has been in stage `env` at tick 2 .* the step timeout of 0.5 s"
-    with pytest.raises(RunError, match=told):
+    message = (
+        r"actor\[.\] \(pid \d+\) has been in stage `env` at tick 2 .* the step timeout of 0.5 s"
+    )
+    with pytest.raises(RunError, match=message):
         run(fault, backend=backend, watch=watch)
 
 
@@ -161,12 +163,12 @@ def test_a_step_that_hangs_is_reported_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "backend", "told"),
+    ("seconds", "backend", "message"),
     [(0.0, "threads", "is no time"), (float("nan"), "threads", "is no time"),
      (5.0, "inline", "on the caller's thread")],
 )  # fmt: skip
-def test_a_step_timeout_that_can_not_be_kept_is_refused(seconds, backend, told):
-    with pytest.raises(SettingError, match=told):
+def test_a_step_timeout_that_can_not_be_enforced_is_refused(seconds, backend, message):
+    with pytest.raises(SettingError, match=message):
         run("none", backend=backend, watch=RunCallbacks(lambda *_: None, step_timeout=seconds))
 
 
@@ -189,7 +191,7 @@ def test_ctrl_c_ends_a_run_whose_step_hangs(tmp_path, backend):
 @pytest.mark.parametrize("flow", env_faults.FLOWS)
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 @pytest.mark.parametrize("fault", ["none", *env_faults.FAULTS])
-def test_every_fault_is_told_and_leaves_nothing(fault, backend, flow):
+def test_every_fault_is_reported_and_leaves_nothing(fault, backend, flow):
     *_, left, wrong = env_faults.outcome(fault, backend, flow)
     assert not wrong
     assert not left or env_faults.is_users(fault, backend)

@@ -43,7 +43,7 @@ def test_a_reader_that_gathers_from_many_reads_each_count_once_a_tick(flow):
     Counted.reads = 0
     for tick in range(TICKS):
         for end in in_any_order(MANY):
-            assert not state.may_take(0, tick)  # whoever is woken by the put before looks
+            assert not state.may_take(0, tick)  # the reader is woken by the previous put and checks
             state.did_put(end)
         assert state.may_take(0, tick)
         state.let_go(0, state.turns(0, tick))

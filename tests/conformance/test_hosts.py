@@ -23,7 +23,7 @@ QUICK = ["coarse(2)", "fine, served", "decoupled(2,2,2)", "sebulba(1,2)"]
 
 
 def hosts(count):
-    """So many hosts with a CPU each."""
+    """A cluster of hosts with a CPU each."""
     return shoal.Cluster(tuple(shoal.Host(f"host{i}", 2, (cpu(0),)) for i in range(count)))
 
 
@@ -81,7 +81,7 @@ def test_lag_over_hosts_stays_within_its_bound():
         assert 0 <= min(lags) <= max(lags) <= bound
 
 
-def test_what_is_squeezed_on_its_way_is_the_same_and_the_bytes_saved_are_told():
+def test_a_compressed_message_is_unchanged_and_its_saved_bytes_are_counted():
     way = Packed(("lz4",), least=0)
     policy = shoal.single_learner_coarse(2)
     wires = [Wire(a, b, Lockstep(), way) for a, b in (("learner", "actor"), ("actor", "learner"))]
@@ -103,23 +103,23 @@ def test_bytes_saved_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("step", "ValueError: the ball is out of the field"),
         ("kill", "worker env[0] was killed by signal 9 (SIGKILL)"),
         ("exit", "worker env[0] left with exit code 3"),
     ],
 )
-def test_a_fault_on_another_host_is_told_with_its_cause(fault, told):
+def test_a_fault_on_another_host_is_reported_with_its_cause(fault, message):
     env = shoal.envs.make(WORLD, fault=fault)
     graph = shoal.trace(PLAIN, env, envs=ENVS)
     plan = shoal.plan(graph, shoal.single_learner_fine(2), FOUR)
     with pytest.raises(shoal.ShoalError) as caught:
         shoal.run(plan, "processes", ticks=10)
-    assert told in str(caught.value).replace("env[1]", "env[0]")
+    assert message in str(caught.value).replace("env[1]", "env[0]")
 
 
-def crowd_of(writers, readers):
+def worker_map(writers, readers):
     """Workers of these hosts: first those that hold the writer's ends, then the reader's."""
     count = len(writers)
     ends = {"w": tuple(range(count)), "r": tuple(range(count, count + len(readers)))}
@@ -131,7 +131,7 @@ def crowd_of(writers, readers):
 )
 def test_a_channel_is_shared_memory_where_all_its_ends_share_a_host(writers, readers, far):
     sheets = {"c": make_sheet(Lockstep(0), len(writers), len(readers))}
-    near, apart = divide(sheets, crowd_of(writers, readers))
+    near, apart = divide(sheets, worker_map(writers, readers))
     assert (len(near), len(apart)) == (1 - far, far)
 
 

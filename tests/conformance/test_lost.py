@@ -63,7 +63,7 @@ LOST = r"the connection to worker {}\[0\] is lost: (the other side closed it|it 
 
 @pytest.mark.parametrize("point", ["before", "half sent", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(8), Queue(2, 1)], ids=str)
-def test_of_a_writer_that_dies_whole_messages_are_seen_and_its_name_is_told(flow, point):
+def test_a_reader_takes_only_whole_messages_of_a_dead_writer_and_names_it(flow, point):
     meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
     victim = meeting.start(send_and_die, 0, 5, point)
     reader = meeting.start(read_on, 0)
@@ -78,7 +78,7 @@ def test_of_a_writer_that_dies_whole_messages_are_seen_and_its_name_is_told(flow
 
 
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(8)], ids=str)
-def test_of_a_reader_that_dies_the_writer_is_told(flow):
+def test_a_writer_fails_when_its_reader_dies(flow):
     meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
     victim = meeting.start(read_and_die, 0, 5)
     writer = meeting.start(write_on, 0)

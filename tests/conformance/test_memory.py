@@ -1,4 +1,4 @@
-"""Shared memory and bells: no ring is lost, whoever waits can be stopped, and nothing is left."""
+"""Shared memory and wakers: no wake-up is lost, every wait can be stopped, and nothing is left."""
 
 import gc
 import os
@@ -73,7 +73,7 @@ def test_a_halt_between_looking_and_sleeping_is_seen(monkeypatch):
 
     bell = a_bell(check)
     bell._sleep = slept.append
-    # By somebody who saw nobody sleep yet, and so rang no bell.
+    # A notifier that saw no sleeper yet, and so notified none.
     monkeypatch.setattr("shoal.runtime.channels.shared_memory.fence", lambda: halted.append(True))
     with pytest.raises(Stopped):
         bell.wait(lambda: False, HANG)
@@ -103,7 +103,7 @@ def test_no_ring_is_lost_in_twenty_thousand_rallies():
     assert [player.result() for player in players] == [20_000] * 2
 
 
-def test_memory_is_given_back_when_nobody_has_it_any_more():
+def test_memory_is_freed_with_its_last_reference():
     memory = Memory.make(1 << 20)
     inode, x = os.fstat(memory.fd).st_ino, memory.array(0, (4,), "int64")
     del memory

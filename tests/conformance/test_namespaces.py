@@ -48,8 +48,8 @@ def test_every_policy_over_hosts_with_addresses_of_their_own_gives_the_fused_num
             0, sys.executable, "-c", DRIVER, f"{address(0)}:6379",
             cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        told, _ = driver.communicate()
-    found = json.loads(told.strip().splitlines()[-1])
+        output, _ = driver.communicate()
+    found = json.loads(output.strip().splitlines()[-1])
     assert found["hosts"] == [address(n) for n in range(3)]
     assert {name: found[name] < 1e-5 for name in POLICIES} == dict.fromkeys(POLICIES, True)
     assert found["impala"] <= 2

@@ -195,7 +195,7 @@ def fails(fault, policy=None, **settings):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("step", "ValueError: the ball is out of the field"),
         ("reset", "OSError: the level file is gone"),
@@ -203,21 +203,21 @@ def fails(fault, policy=None, **settings):
         ("nan", "environment"),
     ],
 )
-def test_a_faulty_environment_is_named_with_its_replica_and_tick(fault, told):
+def test_a_faulty_environment_is_named_with_its_replica_and_tick(fault, message):
     error, _ = fails(fault)
-    assert told in error
+    assert message in error
     assert "env[" in error
     assert "environment 0" in error or "environment 4" in error
     assert "at tick 2" in error
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [("kill", "signal 9 (SIGKILL)"), ("exit", "exit code 3")]
+    ("fault", "message"), [("kill", "signal 9 (SIGKILL)"), ("exit", "exit code 3")]
 )
-def test_a_worker_that_dies_without_a_word_is_told_of(fault, told):
+def test_a_worker_that_dies_without_a_report_is_named(fault, message):
     error, _ = fails(fault)
     assert "worker env[" in error
-    assert told in error
+    assert message in error
     assert "memory ran out" not in error
 
 
@@ -232,7 +232,7 @@ def test_workers_words_are_marked_and_an_environment_worker_has_no_jax():
     assert "env[1] | False" in said
 
 
-def test_who_waits_for_whom_is_told():
+def test_what_each_worker_waits_for_is_reported():
     graph = shoal.trace(PLAIN, world(seconds=0.4), envs=2)
     plan = shoal.plan(graph, shoal.single_learner_fine(2), ONE)
     found = []
@@ -251,7 +251,7 @@ def test_a_plan_that_needs_more_memory_than_there_is_says_how_much(monkeypatch):
         shoal.run(plan, "processes", ticks=1)
 
 
-def test_a_port_that_is_taken_is_told_of(monkeypatch):
+def test_a_port_that_is_taken_is_reported(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -341,22 +341,22 @@ def test_results_are_ordinary_state():
     assert jax.tree.structure(result.state) == jax.tree.structure(again)
 
 
-def test_no_tick_is_left_out_though_workers_were_ahead_of_what_was_told():
+def test_no_tick_is_missing_though_workers_were_ahead_of_the_metrics():
     asks, seen, went_back = [], [], []
 
     def see(tick, metrics):
         seen.append(tick)
         if len(seen) == 1:
             until(lambda: max(one.tick for one in asks[-1]().values()) > 32)
-            asks.clear()  # who asks holds the run's memory
+            asks.clear()  # the closure holds the run's memory
             one = int(children()[0])
             os.kill(one, signal.SIGKILL)
             os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)  # its parent may still ask
 
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ONE)
-    care = RecoveryPolicy(1, on_failure=lambda error, tick: went_back.append((tick, len(seen))))
+    recovery = RecoveryPolicy(1, on_failure=lambda error, tick: went_back.append((tick, len(seen))))
     watching = RunCallbacks(see, stand=lambda standing: None if seen else asks.append(standing))
-    result = care.run(plan, "processes", ticks=90, state=start_of("chase"), watch=watching)
+    result = recovery.run(plan, "processes", ticks=90, state=start_of("chase"), watch=watching)
     assert seen == list(range(90))
     ((start, shown),) = went_back
     assert shown - 16 <= start <= shown

@@ -77,13 +77,13 @@ POLICIES = {
 def test_lag_stays_within_its_bound_under_random_delays(name, backend):
     policy, bound = POLICIES[name]
     plan = shoal.plan(shoal.trace(Dawdling(seed=3), None, envs=ENVS), policy)
-    measured, told = [], []
+    measured, reported = [], []
 
     def watch(tick, metrics):
         measured.append(int(np.max(metrics.get("lag", 0))))
-        told.append(int(metrics["late"]))
+        reported.append(int(metrics["late"]))
 
     shoal.run(plan, backend, ticks=TICKS, watch=watch)
-    assert len(told) == TICKS
-    assert 0 <= min(told) <= max(told) <= bound
-    assert measured == told
+    assert len(reported) == TICKS
+    assert 0 <= min(reported) <= max(reported) <= bound
+    assert measured == reported

@@ -153,8 +153,8 @@ def test_a_killed_worker_is_named_and_the_run_resumes_from_what_was_kept():
             killed.append(workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    care = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
-    result = care.run(plan, "ray", ticks=2000, state=start_of("chase"), watch=kill)
+    recovery = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
+    result = recovery.run(plan, "ray", ticks=2000, state=start_of("chase"), watch=kill)
     assert seen == list(range(2000))
     assert "was killed by signal 9" in errors[0]
     assert largest(result.values, fused("chase", 2000)) < 1e-5
@@ -169,9 +169,9 @@ def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
             os.kill(pid, signal.SIGKILL)
 
     errors = []
-    care = RecoveryPolicy(restarts=1, on_failure=lambda error, tick: errors.append(tick))
+    recovery = RecoveryPolicy(restarts=1, on_failure=lambda error, tick: errors.append(tick))
     with pytest.raises(RunError, match="was killed by signal 9"):
-        care.run(plan, "ray", ticks=1_000_000, watch=see)
+        recovery.run(plan, "ray", ticks=1_000_000, watch=see)
     assert len(errors) == 1
 
 
@@ -196,8 +196,8 @@ def test_the_replicas_of_a_dead_host_move(nodes):
             nodes.remove_node(dead[0])
             nodes.add_node(num_cpus=CPUS)
 
-    care = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
-    result = care.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
+    recovery = RecoveryPolicy(on_failure=lambda error, tick: errors.append(str(error)))
+    result = recovery.run(plan, "ray", ticks=3000, state=start_of("chase"), watch=see)
     assert "host" in errors[0] or "worker" in errors[0]
     assert largest(result.values, fused("chase", 3000)) < 1e-5
 

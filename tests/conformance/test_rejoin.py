@@ -97,7 +97,7 @@ def news(hall, size, first, last):
         hall.channels["c"].put(0, {"x": x, "y": np.full((2, size), number)}, number)
 
 
-def test_news_goes_on_with_the_newest_and_never_back():
+def test_latest_resumes_with_the_newest_and_never_with_an_older_one():
     sheets = {"c": make_sheet(Latest(None), 1, 1, rows=256)}
     with through_proxies(sheets, some_cuts(0, 5, 100_000)) as (wired, hall, proxies):
         reader = Thread(hall, watch, 300)
@@ -183,13 +183,13 @@ def test_a_stranger_cannot_take_a_connection_over():
         over = threading.Event()
         strange._check = lambda: stop_if(over)
         strange.links, strange.opened = [], {}
-        knocking = threading.Thread(target=knock, args=(strange,))
-        knocking.start()
+        joining = threading.Thread(target=try_to_join, args=(strange,))
+        joining.start()
         Thread(hall, write, 0, 0, 20)
         assert len(Thread(hall, read, 0, 20).result().turns) == 20
         assert theirs[1].sock is before
         over.set()
-        knocking.join()
+        joining.join()
 
 
 def stop_if(over):
@@ -197,8 +197,8 @@ def stop_if(over):
         raise Stopped
 
 
-def knock(strange):
-    """Try to be let in, until it is over."""
+def try_to_join(strange):
+    """Try to connect, until the test is over."""
     with suppress(Stopped):
         strange.join(1)
 
@@ -211,9 +211,9 @@ def fused_ticks(ticks):
 def test_a_plan_over_hosts_gives_its_numbers_though_connections_break(monkeypatch):
     proxies = []
 
-    def cut_lines(far, crowd, addresses, *others):
+    def cut_lines(far, worker_map, addresses, *others):
         proxies[:] = [Proxy(a, some_cuts(n, 3, 6000)) for n, a in enumerate(addresses)]
-        return wiring.make_remote_channels(far, crowd, [p.address for p in proxies], *others)
+        return wiring.make_remote_channels(far, worker_map, [p.address for p in proxies], *others)
 
     monkeypatch.setattr(processes, "make_remote_channels", cut_lines)
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), FOUR)

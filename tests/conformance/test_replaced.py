@@ -1,4 +1,4 @@
-"""Workers that turn at their own pace are replaced when they are lost, and the others go on."""
+"""Lost asynchronous workers are replaced while the others continue."""
 
 import json
 import os
@@ -27,11 +27,11 @@ __all__ = ["nothing_left"]
 
 
 class Enough(Exception):
-    """What was to be seen has been seen."""
+    """Ends a run once it has been observed."""
 
 
 class Seen:
-    """What happens in a run, in order: ticks, and what is told of workers that are lost."""
+    """The ticks of a run and the reported failures of its workers, in order."""
 
     def __init__(self, kill_at=None, who=0):
         self.ticks, self.losses, self.again = [], [], []
@@ -44,7 +44,7 @@ class Seen:
         if self.losses and not self.losses[-1][1].is_new:
             raise Enough
 
-    def care(self, plan, restarts=3):
+    def recovery(self, plan, restarts=3):
         def replaced(loss):
             self.losses.append((len(self.ticks), loss))
 
@@ -63,16 +63,16 @@ def lost_once(flag):
 
 
 def check_replaced(plan, seen, state=None, backend="processes"):
-    """One is lost and replaced; ticks are seen in order throughout, also between the two."""
+    """A worker is lost and replaced; ticks are seen in order throughout."""
     with pytest.raises(Enough):
-        seen.care(plan).run(plan, backend, ticks=10**9, state=state, watch=seen.see)
-    assert seen.ticks == list(range(len(seen.ticks))), "nobody went back"
+        seen.recovery(plan).run(plan, backend, ticks=10**9, state=state, watch=seen.see)
+    assert seen.ticks == list(range(len(seen.ticks))), "the run rolled back"
     assert not seen.again
     (lost, loss), (back, same) = seen.losses
     assert loss.is_new
     assert loss.why == same.why
     assert "was killed by signal 9" in loss.why
-    assert back > lost, "the others went on meanwhile"
+    assert back > lost, "the others did not continue meanwhile"
     return same
 
 
@@ -98,7 +98,7 @@ def test_inference_is_replaced_with_the_environments_that_it_serves(cluster, who
     plan = shoal.plan(graph_of("chase"), impala(2, 1, inference=2), cluster)
     loss = check_replaced(plan, Seen(kill_at=20, who=who), start_of("chase"))
     assert loss.worker == ("env[0]", "inference[0]")[who // 2]
-    assert loss.lost <= 2  # who goes in step with it may have begun another turn before it ended
+    assert loss.lost <= 2  # its lockstep partner may have started another tick before it ended
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_learner_keeps_what_it_learnt_while_the_only_inference_is_replaced(tmp
 
 
 class Paces:
-    """A loop whose worlds and minds count their turns: in step they have counted the same."""
+    """A loop whose worlds and minds count their ticks: in lockstep the counts are equal."""
 
     def init(self, key, env, envs):
         return jnp.int32(0), jnp.zeros(envs, jnp.int32), jnp.zeros(envs, jnp.int32)
@@ -125,8 +125,8 @@ class Paces:
             world = move(world, seen)
             return (world, mind), (world, mind)
 
-        (worlds, minds), told = lax.scan(once, (worlds, minds), length=3)
-        params, apart = learn(params, *told)
+        (worlds, minds), creatures = lax.scan(once, (worlds, minds), length=3)
+        params, apart = learn(params, *creatures)
         return (params, worlds, minds), {"apart": apart}
 
 
@@ -148,17 +148,17 @@ def learn(params, worlds, minds):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("cluster", [ONE, hosts(3)], ids=["one host", "three"])
-def test_whoever_is_lost_again_and_again_those_in_step_stay_so(cluster, seed):
+def test_endpoints_in_lockstep_stay_so_when_any_worker_is_lost_repeatedly(cluster, seed):
     graph = shoal.trace(Paces(), None, envs=ENVS)
     plan = shoal.plan(graph, impala(4, 1, 5, inference=2), cluster)
-    draw, told, apart, kept, ticks, late, learner = random.Random(seed), *([] for _ in range(6))
+    draw, losses, apart, kept, ticks, late, learner = random.Random(seed), *([] for _ in range(6))
 
     def see(tick, metrics):
         ticks.append(tick)
         learner.extend(children()[-1:] if not learner else ())  # it is started last
         apart.append(int(metrics["apart"]))
         late.extend(metrics["lag"])
-        if len(told) >= 12:
+        if len(losses) >= 12:
             raise Enough
         if draw.random() < 0.01:
             os.kill(int(draw.choice([p for p in children() if p != learner[0]])), signal.SIGKILL)
@@ -167,9 +167,9 @@ def test_whoever_is_lost_again_and_again_those_in_step_stay_so(cluster, seed):
         _, worlds, minds = jax.tree.leaves(snapshot.values)
         kept.append((worlds == minds).all())
 
-    care = RecoveryPolicy(100, every=0.1, replaced=told.append)
+    recovery = RecoveryPolicy(100, every=0.1, replaced=losses.append)
     with pytest.raises(Enough):
-        care.run(plan, "processes", ticks=10**9, watch=RunCallbacks(see, keep=keep))
+        recovery.run(plan, "processes", ticks=10**9, watch=RunCallbacks(see, keep=keep))
     assert ticks == list(range(len(ticks)))
     assert max(apart) == 0
     assert max(late) <= 5
@@ -190,11 +190,11 @@ def test_one_that_is_lost_again_and_again_stops_the_run_with_its_own_error():
     plan = shoal.plan(on_world(fault="kill"), impala(2, 1, 3), ONE)
     seen = Seen()
     with pytest.raises(RunError, match=r"actor\[.\] was killed by signal 9.*replaced once"):
-        seen.care(plan, restarts=1).run(plan, "processes", ticks=10**9, watch=lambda *_: None)
+        seen.recovery(plan, restarts=1).run(plan, "processes", ticks=10**9, watch=lambda *_: None)
 
 
 @pytest.mark.slow
-def test_a_loss_is_told_in_the_run_s_folder(tmp_path):
+def test_a_loss_is_logged_in_the_run_s_folder(tmp_path):
     env = world(**lost_once(tmp_path / "died"))
     trained = shoal.train(
         PLAIN, env, impala(2, 1, 3), envs=ENVS, ticks=60, backend="processes",
@@ -222,5 +222,5 @@ def drawn(policy):
     ],
     ids=["impala", "central", "coarse", "decoupled", "impala, served"],
 )
-def test_only_who_turns_at_its_own_pace_can_be_replaced(policy, which):
+def test_only_asynchronous_workers_can_be_replaced(policy, which):
     assert sorted(drawn(policy).replaceable) == which

@@ -67,7 +67,7 @@ def test_processes_carry_send_and_show_small_types(kind, in_python):
             assert one.tolist() == other.tolist()
 
 
-def test_a_run_of_small_types_is_gone_on_with(tmp_path):
+def test_a_run_of_small_types_resumes(tmp_path):
     where = {"backend": "processes", "cluster": ONE}
     half = shoal.train(Small("bfloat16"), None, POLICY, envs=4, ticks=2, folder=tmp_path, **where)
     ended = shoal.resume(half.folder, ticks=4, **where)

@@ -179,7 +179,7 @@ class Live:
 class Stile:
     """Asks each end's own state; `counts` are what each end has done itself.
 
-    If it settles, it answers only when everybody has heard of everything.
+    If it settles, it answers only when all endpoints have received every count.
     """
 
     def __init__(self, channel: ProcessRun, settles: bool) -> None:
@@ -195,7 +195,7 @@ class Stile:
         return self
 
     def subscribe(self, readers, writers) -> None:
-        """Every end's own state hears for itself."""
+        """Do nothing: every endpoint's own state has subscribers."""
 
     def may_put(self, end: int) -> bool:
         stile = self._channel.writer(end).state

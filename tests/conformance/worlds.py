@@ -1,4 +1,4 @@
-"""Environments that go wrong in every way an environment can, or tell about their process."""
+"""Environments that fail in every way an environment can, or report about their process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What clusters do: faults for a run in namespaces, drawn one after the other from a seed."""
+"""Cluster faults for a run in network namespaces, drawn from a seed."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from conformance.spaces import BRIDGE, ip, link, pids_in
 from soak.rough import rough_link
 
 FULL = 12  # seconds that a disk stays full: longer than a checkpoint is due
-EARLY = 0.2  # chance that a fault comes while another is being mended; never twice in a row
+EARLY = 0.2  # chance of a fault before the run has recovered from another; never twice in a row
 ROUGH = 10  # seconds that a link stays rough
 
 
@@ -53,7 +53,7 @@ class Chaos:
         return round(time.monotonic() - self._began)
 
     def comes(self, recovered):
-        """Whether it is time: now and then while the last fault is still being mended."""
+        """Whether the next fault is due: sometimes before the run has recovered from the last."""
         return recovered or self._early
 
     def strike(self):
@@ -106,5 +106,5 @@ class Chaos:
         file.unlink()
 
     def kill_driver(self):
-        """Kill the driver; somebody goes on with its run."""
+        """Kill the driver, and resume its run."""
         self._run.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import shoal
 
-FOLDER = "SHOAL_SOAK_FOLDER"  # where workers are told of
+FOLDER = "SHOAL_SOAK_FOLDER"  # where the processes of workers are listed
 DIE = "SHOAL_SOAK_DIE"  # set if the driver is to be killed when it has started its workers
 POLICIES = ("fine", "coarse", "served", "impala", "multi_learner")
 SETTINGS = ("num_steps=8", "update_epochs=1", "num_minibatches=2")
@@ -34,23 +34,23 @@ def multi_learner():
 
 
 def world():
-    tell()
+    list_workers()
     return shoal.envs.make("gymnasium:conformance.worlds:World-v0", seconds=1e-3)
 
 
 def cartpole():
-    tell()
+    list_workers()
     return shoal.envs.make("CartPole-v1")
 
 
-def tell():
-    """Let every worker's process id and name be written as it starts."""
+def list_workers():
+    """Write every worker's process id and name as it starts."""
     from shoal.runtime.cluster import host_agent as site
     from shoal.runtime.cluster.driver import ProcessRun
 
     spawn, start = site.spawn, ProcessRun.start
 
-    def told(*args):
+    def spawned(*args):
         child = spawn(*args)
         with open(Path(os.environ[FOLDER]) / "workers.txt", "a", encoding="utf-8") as file:
             file.write(f"{child.process.pid} {child.name}\n")
@@ -59,10 +59,10 @@ def tell():
     def started(*args):
         start(*args)
         if DIE in os.environ:
-            signal.sigtimedwait([], 0.02)  # workers have their orders by now, and still load
+            signal.sigtimedwait([], 0.02)  # workers have their configuration by now, and still load
             os.kill(os.getpid(), signal.SIGKILL)
 
-    site.spawn, ProcessRun.start = told, started
+    site.spawn, ProcessRun.start = spawned, started
 
 
 def main(policy, folder):

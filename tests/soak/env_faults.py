@@ -75,8 +75,8 @@ def one(fault: str, backend: str, flow: str, folder: str) -> None:
     watch = RunCallbacks(lambda *_: None, say=said.append, step_timeout=2.0)
     with listening(said.append):
         try:
-            care = RecoveryPolicy(0, say=said.append, replaces=0)
-            read = f"done: {care.run(plan, backend, ticks=20, watch=watch).ticks} ticks"
+            recovery = RecoveryPolicy(0, say=said.append, replaces=0)
+            read = f"done: {recovery.run(plan, backend, ticks=20, watch=watch).ticks} ticks"
         except shoal.ShoalError as error:
             read = f"{type(error).__name__}: {error}"
     (Path(folder) / "result").write_text(json.dumps([read, time.time()]))
@@ -121,9 +121,9 @@ def main(backends: list[str]) -> int:
                 read, seconds, left, wrong = outcome(fault, backend, flow)
                 bad += bool(wrong) or (bool(left) and not is_users(fault, backend))
                 first = read.splitlines()[0].replace("|", "/")
-                told = f" **{wrong}**" if wrong else ""
+                bold = f" **{wrong}**" if wrong else ""
                 print(
-                    f"| {fault} | {backend} | {flow} | {first}{told} | {max(0.0, seconds):.1f} | "
+                    f"| {fault} | {backend} | {flow} | {first}{bold} | {max(0.0, seconds):.1f} | "
                     f"{len(left) or 'nothing'} |",
                     flush=True,
                 )

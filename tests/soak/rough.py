@@ -48,7 +48,7 @@ def _ip(*words):
 
 
 def carry(names, delay, lost, chance):
-    """Carry frames between two links until told to stop; how many came, and how many were lost."""
+    """Carry frames between two links until SIGTERM; the numbers of frames received and dropped."""
     ends = [_open(name) for name in names]
     other = {ends[0]: ends[1], ends[1]: ends[0]}
     late, stop, count, dropped = [], [], 0, 0
@@ -83,7 +83,7 @@ def _open(name):
 
 
 def _promiscuous(one, name):
-    """See frames for whoever is behind the link, too."""
+    """Also receive frames for other hosts behind the link."""
     index = socket.if_nametoindex(name).to_bytes(4, sys.byteorder)
     one.setsockopt(SOL_PACKET, 1, index + (1).to_bytes(2, sys.byteorder) + bytes(10))
 

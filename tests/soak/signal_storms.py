@@ -99,7 +99,7 @@ def state_of(folder):
 
 def faults(child, folder, shared, err):
     """What is wrong after a run was stopped."""
-    time.sleep(0.5)  # what was told to end may be about to
+    time.sleep(0.5)  # signalled processes may need a moment to end
     found = [f"process {pid} is left" for pid in session(child.pid)]
     if left := set(os.listdir("/dev/shm")) - shared:
         found.append(f"shared memory is left: {left}")

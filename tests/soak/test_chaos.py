@@ -1,7 +1,7 @@
-"""Training on a cluster goes on whatever happens to its workers, hosts, links, disk and driver.
+"""Training on a cluster survives faults of its workers, hosts, links, disk and driver.
 
 `CHAOS_SECONDS` (600) and `CHAOS_SEED` (0) say for how long, and which faults. `CHAOS_KIND=impala`
-is a run whose actors are at their own pace, and are replaced while the others go on;
+is a run of asynchronous actors, which are replaced while the others continue;
 `CHAOS_KIND=served` one whose actors are served by inference, and both are replaced together.
 """
 
@@ -28,8 +28,8 @@ HOSTS = 3
 HANG = 180  # seconds without a new tick after a fault is over that none here may cause
 STARTED = 300  # seconds until there is a first one
 PAUSE = 12  # seconds between faults
-OPEN = 100  # descriptors that a driver may have open at most, however often it began again
-GRACE = 30  # seconds that a run has to stop when it is told to
+OPEN = 100  # descriptors that a driver may have open at most, however often the run restarted
+GRACE = 30  # seconds for a run to stop after SIGTERM
 TICKS = 10**6  # more than it comes to
 # So slowly that it stays at what it has learnt, for however many ticks.
 SLOWLY = ("--distribute", "impala", "--set", "learning_rate=3e-4")
@@ -57,7 +57,7 @@ class Run:
             self.driver = inside(0, *ENTRY, *words, *ON_RAY, stdout=log, stderr=log)
 
     def kill(self):
-        """Kill the driver and go on; nothing after the last checkpoint may be lost."""
+        """Kill the driver and resume; no tick before the last checkpoint may be lost."""
         if not ticks_in(self.folder / "checkpoints"):
             return
         self.driver.kill()
@@ -68,7 +68,7 @@ class Run:
         self._tick = newest - 1
 
     def look(self):
-        """The last tick that was told; nothing may take too long."""
+        """The last tick that was logged; fails if the next one takes too long."""
         with suppress(OSError):
             text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
             rows = re.findall(r'^\{"tick": (\d+)', text, re.MULTILINE)
@@ -96,7 +96,7 @@ class Run:
         return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def stop(self):
-        """Tell it to stop, as a scheduler does."""
+        """Send SIGTERM, as a job scheduler does."""
         began = time.monotonic()
         self.driver.terminate()
         assert self.driver.wait(GRACE) == 143, self.said()
@@ -116,16 +116,16 @@ def test_training_survives_what_clusters_do(tmp_path, monkeypatch):
             disturb(run, chaos, cluster)
             stopped = run.stop()
         except (AssertionError, TimeoutError) as error:
-            told = f"{error}\n{chaos.done}\n{cluster.said()}\n{run.said()}"
-            raise AssertionError(told) from error
+            report = f"{error}\n{chaos.done}\n{cluster.said()}\n{run.said()}"
+            raise AssertionError(report) from error
         assert workers(HOSTS) == []
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
         seen, saved = rows_of(run.folder), ticks_in(run.folder / "checkpoints")
         read_newest(run.folder / "checkpoints", pytest.fail)
-    told = {"faults": dict(Counter(chaos.done)), "longest wait": round(run.longest, 1)}
-    told |= {"over rough links": chaos.carried}
-    told |= {"stopped within": stopped, "lost with its driver": run.lost, "open": run.opened}
-    print(json.dumps(told | {"after": chaos.seconds, "summary": summary}, indent=1))
+    report = {"faults": dict(Counter(chaos.done)), "longest wait": round(run.longest, 1)}
+    report |= {"over rough links": chaos.carried}
+    report |= {"stopped within": stopped, "lost with its driver": run.lost, "open": run.opened}
+    print(json.dumps(report | {"after": chaos.seconds, "summary": summary}, indent=1))
     assert (summary["status"], saved[-1]) == ("interrupted", summary["ticks"])
     assert [row["tick"] for row in seen] == list(range(summary["ticks"]))
     assert run.opened <= OPEN
@@ -144,14 +144,14 @@ def late_return(rows):
 
 
 def disturb(run, chaos, cluster):
-    """Let things fail for so many seconds, and wait until it goes on."""
+    """Cause faults for `SECONDS`, and wait until the run recovers."""
     while run.look() < 0:
         assert run.driver.poll() is None, "the driver has ended"
         time.sleep(0.5)
     began = struck = time.monotonic()
     while (now := time.monotonic()) - began < SECONDS:
         assert run.driver.poll() is None, "the driver has ended"
-        cluster.mend()
+        cluster.restart_raylets()
         run.look()
         if now - struck > PAUSE and chaos.comes(run.recovered(struck)):
             chaos.strike()
@@ -165,7 +165,7 @@ def disturb(run, chaos, cluster):
 
 
 def undisturbed(folder, ticks):
-    """The rows of the same run that nothing happened to."""
+    """The rows of the same run without faults."""
     words = (*TRAIN, "--backend", "processes", "--folder", str(folder), "--name", "alone")
     driver = subprocess.Popen([*ENTRY, *words], stdout=subprocess.DEVNULL)
     path = folder / "alone" / "metrics.jsonl"
@@ -180,6 +180,6 @@ def undisturbed(folder, ticks):
 
 
 def rows_of(folder):
-    """What a run told of its ticks, but for the time they took."""
+    """The metrics that a run logged, without the time of each tick."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]

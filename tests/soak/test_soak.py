@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reas
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "200"))
-PATIENCE = 20.0  # seconds after which nothing of a disturbed run may be there
+END_TIMEOUT_S = 20.0  # seconds after which no process of a disturbed run may be left
 STARTED = 120.0  # seconds that a run may take to get where it is to be disturbed
 MARK = "SHOAL_SOAK_ROUND"
 MOMENTS = ("loading", "starting", "running")
@@ -73,7 +73,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Run:
-    """A run under way: its driver, the mark all its processes bear, and where it writes."""
+    """A running run: its driver, the mark of all its processes, and where it writes."""
 
     driver: subprocess.Popen
     mark: str
@@ -84,7 +84,7 @@ class Run:
         return self.folder / "temporary"
 
     def processes(self) -> list[int]:
-        """Everything that bears the mark and isn't dead."""
+        """All alive processes with the mark."""
         mark = f"{MARK}={self.mark}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if has(pid, mark)]
 
@@ -95,7 +95,7 @@ class Run:
         return {int(pid): name for pid, name in (line.split(" ", 1) for line in lines)}
 
     def said(self) -> str:
-        """The end of what the driver said."""
+        """The end of the driver's output."""
         return (self.folder / "said.txt").read_text(errors="replace")[-3000:]
 
 
@@ -177,20 +177,20 @@ def check_folder(run: Run, one: Round, killed: str) -> None:
     """The folder is valid and says what happened."""
     path = run.folder / "run" / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {"status": "none"}
-    told = f"{one}\nsummary: {summary}\ndriver left with {run.driver.returncode}:\n{run.said()}"
+    report = f"{one}\nsummary: {summary}\ndriver left with {run.driver.returncode}:\n{run.said()}"
     match one.deed:
         case "kill driver":
-            assert summary["status"] in ("none", "running"), told
+            assert summary["status"] in ("none", "running"), report
         case "interrupt driver" | "terminate driver":
-            assert run.driver.returncode == 128 + SIGNALS[one.deed], told
-            assert summary["status"] in ("none", "interrupted"), told
-            assert summary["status"] == "interrupted" or one.moment == "loading", told
+            assert run.driver.returncode == 128 + SIGNALS[one.deed], report
+            assert summary["status"] in ("none", "interrupted"), report
+            assert summary["status"] == "interrupted" or one.moment == "loading", report
         case _:
-            assert summary["status"] == "failed", told
-            assert f"worker {killed} was killed by signal 9 (SIGKILL)" in summary["error"], told
+            assert summary["status"] == "failed", report
+            assert f"worker {killed} was killed by signal 9 (SIGKILL)" in summary["error"], report
     if saved := read_newest(run.folder / "run" / "checkpoints", pytest.fail):
         values = [x for x in saved.snapshot.values.values() if x.dtype.kind == "f"]
-        assert all(np.isfinite(x).all() for x in values), told
+        assert all(np.isfinite(x).all() for x in values), report
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
@@ -199,10 +199,12 @@ def test_nothing_is_left_and_the_folder_says_why(number, tmp_path):
     with started(one.policy, tmp_path) as run:
         reach(run, one)
         killed = disturb(run, one)
-        ended = wait(lambda: run.driver.poll() is not None, PATIENCE)
-        assert ended, f"{one}: the driver goes on after {PATIENCE} s\n{run.said()}"
-        gone = wait(lambda: not run.processes(), PATIENCE)
-        assert gone, f"{one}: after {PATIENCE} s there are still {run.processes()}\n{run.said()}"
+        ended = wait(lambda: run.driver.poll() is not None, END_TIMEOUT_S)
+        assert ended, f"{one}: the driver still runs after {END_TIMEOUT_S} s\n{run.said()}"
+        gone = wait(lambda: not run.processes(), END_TIMEOUT_S)
+        assert gone, (
+            f"{one}: after {END_TIMEOUT_S} s there are still {run.processes()}\n{run.said()}"
+        )
         assert wait(lambda: not set(os.listdir("/dev/shm")) - shared, 5), f"{one}: shared memory"
         left = list(run.temporary.rglob("*"))
         assert not left, f"{one}: temporary files are left: {left}"
@@ -213,8 +215,8 @@ def test_workers_that_are_loading_when_their_driver_is_killed_end(tmp_path):
     with started("fine", tmp_path, **{DIE: "yes"}) as run:
         assert wait(lambda: run.driver.poll() is not None, STARTED)
         assert run.workers()
-        gone = wait(lambda: not run.processes(), PATIENCE)
-        assert gone, f"after {PATIENCE} s there are still {run.processes()}\n{run.said()}"
+        gone = wait(lambda: not run.processes(), END_TIMEOUT_S)
+        assert gone, f"after {END_TIMEOUT_S} s there are still {run.processes()}\n{run.said()}"
 
 
 def test_workers_end_if_another_cannot_be_started(monkeypatch):

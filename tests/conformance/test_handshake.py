@@ -1,4 +1,4 @@
-"""Who may connect: a worker of the run, and nobody else, who does no harm."""
+"""The handshake: only workers of the run may connect, and other peers do no harm."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ STRANGE = Credentials(b"x" * TOKEN, KNOWN.layout)
 
 @contextmanager
 def door(monkeypatch, seconds=HANG):
-    """Worker 0, which waits for worker 1 to connect: its links, address and what it says."""
+    """Worker 0, which waits for worker 1 to connect: its connections, address and log."""
     monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", seconds)
     said, listener = [], listen()
     mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=said.append)
@@ -45,13 +45,13 @@ def door(monkeypatch, seconds=HANG):
     waiting = threading.Thread(target=mine.join, args=(listener, [1], [address] * 2), daemon=True)
     waiting.start()
     yield mine, address, said
-    comes_in(address)
+    connect(address)
     waiting.join(HANG)
-    assert set(mine.links) == {1}, "who belongs here was kept out"
+    assert set(mine.links) == {1}, "a worker of the run was refused"
     mine.close()
 
 
-def comes_in(address, known=KNOWN, me=1):
+def connect(address, known=KNOWN, me=1):
     """A worker that connects."""
     theirs = Connections(me, ("env[0]", "learner[0]", "env[1]"), known)
     theirs.join(listen(), [0], [address] * 3)
@@ -105,7 +105,7 @@ def spoilt_version(sock):
     ],
     ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan", "signed"],
 )
-def test_who_does_not_belong_is_refused_and_logged(monkeypatch, says, why):
+def test_a_stranger_is_refused_and_logged(monkeypatch, says, why):
     with door(monkeypatch) as (mine, address, said):
         with socket.create_connection(address) as sock:
             sock.sendall(says(sock))
@@ -124,7 +124,7 @@ def test_an_answer_is_of_no_use_on_another_connection(monkeypatch):
         until(lambda: any("doesn't know the run's token" in line for line in said))
 
 
-def test_who_says_nothing_or_very_slowly_is_turned_away_in_time(monkeypatch):
+def test_a_silent_or_slow_peer_is_refused_in_time(monkeypatch):
     with door(monkeypatch, 0.3) as (_, address, said):
         silent, slow = (socket.create_connection(address) for _ in range(2))
         claim = claim_of(slow)
@@ -140,11 +140,11 @@ def test_who_says_nothing_or_very_slowly_is_turned_away_in_time(monkeypatch):
         assert "no answer in time" in said[0]
 
 
-def test_many_that_say_nothing_delay_nobody(monkeypatch):
-    crowd, threads = [], threading.active_count()
+def test_many_silent_peers_delay_no_worker(monkeypatch):
+    sockets, threads = [], threading.active_count()
     # Their time is never over: a worker gets in because the oldest of them make room.
     with door(monkeypatch, 10 * HANG) as (mine, address, said):
-        crowd += [socket.create_connection(address) for _ in range(PENDING)]
+        sockets += [socket.create_connection(address) for _ in range(PENDING)]
         until(lambda: len(mine._pending) == PENDING_OF_ONE + 1)
         until(
             lambda: any(
@@ -152,18 +152,18 @@ def test_many_that_say_nothing_delay_nobody(monkeypatch):
             )
         )
         assert threading.active_count() <= threads + 2
-    for sock in crowd:
+    for sock in sockets:
         sock.close()
 
 
-def test_many_addresses_that_say_nothing_delay_nobody_either(monkeypatch):
-    crowd = []
+def test_silent_peers_from_many_addresses_delay_no_worker(monkeypatch):
+    sockets = []
     with door(monkeypatch, 10 * HANG) as (mine, address, _):
         for n in range(PENDING + 20):  # all of 127.0.0.0/8 is this machine
             source = f"127.0.0.{2 + n // 4}", 0
-            crowd.append(socket.create_connection(address, source_address=source))
+            sockets.append(socket.create_connection(address, source_address=source))
         until(lambda: len(mine._pending) == PENDING + 1)
-    for sock in crowd:
+    for sock in sockets:
         sock.close()
 
 
@@ -182,7 +182,7 @@ def test_a_worker_does_not_believe_a_listener_without_the_token(monkeypatch):
     false = Connections(0, ("env[0]", "learner[0]"), STRANGE, say=lambda line: None)
     threading.Thread(target=joins_alone, args=(false, listener), daemon=True).start()
     with pytest.raises(RunError, match=r"worker env\[0\] can't be reached at 127.0.0.1"):
-        comes_in(address)
+        connect(address)
     false.close()
 
 
@@ -192,13 +192,13 @@ def joins_alone(mine, listener):
         mine.join(listener, [1], [listener.getsockname()] * 2)
 
 
-def test_listening_is_on_loopback_unless_told_otherwise():
+def test_listening_is_on_loopback_by_default():
     with listen() as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
 
 
 class FrameHandler:
-    """Hears nothing."""
+    """Ignores all frames."""
 
     def room(self, frame):
         return [bytearray(frame.length)]
@@ -230,7 +230,7 @@ def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends
     args = listener, [1], [listener.getsockname()] * 2
     waiting = threading.Thread(target=mine.join, args=args)
     waiting.start()
-    theirs = comes_in(listener.getsockname())
+    theirs = connect(listener.getsockname())
     waiting.join(HANG)
     mine.read({1: Incoming({(DATA, 0, 0): (8, 8)})}, FrameHandler(), woken.set)
     sock = theirs.links[0].sock
@@ -254,7 +254,7 @@ def test_a_token_is_never_printed():
 
 
 class Listed(FrameHandler):
-    """Notes who is gone, and tells who comes in the place of one nothing."""
+    """Records lost peers, and sends nothing to their replacements."""
 
     def __init__(self):
         self.lost = []
@@ -267,16 +267,16 @@ class Listed(FrameHandler):
         return Incoming({})
 
 
-def takes_place(address, known, me, life):
-    """A worker that takes the place of another; those of its party are yet to come."""
-    group = Membership((frozenset({1, 2}),), incarnation=life)
+def replace_worker(address, known, me, incarnation):
+    """A worker that replaces another; the rest of its restart group has yet to connect."""
+    group = Membership((frozenset({1, 2}),), incarnation=incarnation)
     theirs = Connections(me, ("learner[0]", "env[0]", "inference[0]"), known, membership=group)
     theirs.join(None, [0], [address] * 3)
     return theirs
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_who_takes_a_place_sends_away_those_who_were_there_before(monkeypatch, signed):
+def test_a_replacement_disconnects_the_group_that_it_replaces(monkeypatch, signed):
     known = KNOWN._replace(signed=signed)
     said, listener = [], listen()
     group = Membership((frozenset({1, 2}),), handover_sizes={1: 0, 2: 0})
@@ -285,20 +285,20 @@ def test_who_takes_a_place_sends_away_those_who_were_there_before(monkeypatch, s
     address = listener.getsockname()
     waiting = threading.Thread(target=mine.join, args=(listener, [1, 2], [address] * 3))
     waiting.start()
-    first = [comes_in(address, known, me=1), comes_in(address, known, me=2)]
+    first = [connect(address, known, me=1), connect(address, known, me=2)]
     waiting.join(HANG)
-    ears = Listed()
-    mine.read({1: Incoming({}), 2: Incoming({})}, ears, lambda: None)
-    again = [takes_place(address, known, 2, life=5)]
-    until(lambda: 2 in ears.lost and not mine.links[2].away)
-    assert sorted(ears.lost) == [1, 2], "both begin anew, though only one has come"
+    handler = Listed()
+    mine.read({1: Incoming({}), 2: Incoming({})}, handler, lambda: None)
+    again = [replace_worker(address, known, 2, incarnation=5)]
+    until(lambda: 2 in handler.lost and not mine.links[2].away)
+    assert sorted(handler.lost) == [1, 2], "both restart, though only one has connected"
     assert mine.links[1].away
-    again.append(takes_place(address, known, 1, life=5))
+    again.append(replace_worker(address, known, 1, incarnation=5))
     until(lambda: not mine.links[1].away)
-    assert sorted(ears.lost) == [1, 2], "who has come anew stays"
+    assert sorted(handler.lost) == [1, 2], "a peer that has reconnected stays"
     monkeypatch.setattr(links, "START_TIMEOUT_S", 0.5)
     with pytest.raises(RunError, match="can't be reached"):
-        takes_place(address, known, 1, life=4)
+        replace_worker(address, known, 1, incarnation=4)
     assert "worker 1 was replaced by a newer one" in said[0]
     assert not mine.links[1].away
     for one in (*first, *again, mine):
