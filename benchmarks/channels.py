@@ -55,23 +55,23 @@ class Line:
         cells = (ArraySpec("x", (size,), "uint8", None),)
         there = Gate("there", "w", "r", ((0,),), Queue(capacity), capacity)
         back = Gate("back", "r", "w", ((0,),), Queue(capacity), capacity)
-        sheets = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
+        specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
         room = Room()
-        bells, rings = room.take(2 * LINE), Rings.plan(sheets, room)
+        bells, rings = room.take(2 * LINE), Rings.plan(specs, room)
         memory = Memory.make(room.size)
         self.bells = {
             f: FutexWaker(memory, bells + i * LINE, SPIN) for i, f in enumerate(("w", "r"))
         }
         self.channels = rings.open(memory)
         for channel in self.channels.values():
-            gate = channel.state.sheet.gate
+            gate = channel.state.spec.gate
             channel.state.subscribe([self.bells[gate.reader]], [self.bells[gate.writer]])
 
     def put(self, channel: ShmChannel, message: dict[str, Any]) -> None:
         """Put a message as soon as there is room."""
         stile = channel.state
         if not stile.may_put(0):
-            bell = self.bells[stile.sheet.gate.writer]
+            bell = self.bells[stile.spec.gate.writer]
             while not stile.may_put(0):
                 bell.wait(lambda: stile.may_put(0), 1.0)
         channel.put(0, message, 0)
@@ -80,7 +80,7 @@ class Line:
         """Take a message as soon as there is one."""
         stile = channel.state
         if not stile.may_take(0, 0):
-            bell = self.bells[stile.sheet.gate.reader]
+            bell = self.bells[stile.spec.gate.reader]
             while not stile.may_take(0, 0):
                 bell.wait(lambda: stile.may_take(0, 0), 1.0)
         channel.take(0, 0, receive)

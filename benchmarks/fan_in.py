@@ -77,7 +77,7 @@ class Side:
             self.waker: Any = every[me]
             self.channels: dict[str, Any] = dict(rings.open(memory))
             for channel in self.channels.values():
-                gate = channel.state.sheet.gate
+                gate = channel.state.spec.gate
                 of = {"r": every[:1], "w": every[1:]}
                 channel.state.subscribe(of[gate.reader], of[gate.writer])
             return

@@ -64,8 +64,8 @@ class Ends:
         there = Gate("there", "w", "r", ((0,),), Queue(job.slots), job.slots)
         back = Gate("back", "r", "w", ((0,),), Queue(job.slots), job.slots)
         room = Room()
-        sheets = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
-        rings = Rings.plan(sheets, room)
+        specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
+        rings = Rings.plan(specs, room)
         where = tuple((host, job.port + i) for i, host in enumerate(job.addresses))
         lines = RemoteChannels(
             rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32,

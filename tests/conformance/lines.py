@@ -27,7 +27,7 @@ HANG = 60.0  # seconds after which something that has to happen counts as never 
 VALUES = ("rows", "shared", "stacked")
 
 
-def make_sheet(
+def make_channel_spec(
     flow: Flow, writers: int, readers: int, values: str = "rows", rows: int = 0
 ) -> ChannelSpec:
     """A channel from `w` to `r` with values of one kind beside rows and what is shared."""
@@ -53,26 +53,26 @@ def make_sheet(
     return ChannelSpec(gate, cells, writers, rows)
 
 
-def made(sheet: ChannelSpec, writer: int, number: int) -> dict[str, np.ndarray]:
+def made(spec: ChannelSpec, writer: int, number: int) -> dict[str, np.ndarray]:
     """The message of that number from that writer's end; no two have anything in common."""
-    wide = sheet.rows // sheet.writers
+    wide = spec.rows // spec.writers
     rows = 1000 * number + np.arange(writer * wide, (writer + 1) * wide)
-    return {c.name: _fill(c, rows, 1000 * number + writer) for c in sheet.cells}
+    return {c.name: _fill(c, rows, 1000 * number + writer) for c in spec.cells}
 
 
-def seen(sheet: ChannelSpec, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+def seen(spec: ChannelSpec, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """What a reader's end has to see of these messages."""
-    if takes_some(sheet.gate.flow):
-        wide = sheet.rows // sheet.writers
+    if takes_some(spec.gate.flow):
+        wide = spec.rows // spec.writers
         rows = np.concatenate([1000 * n + np.arange(w * wide, (w + 1) * wide) for w, n in turns])
     else:
-        narrow = sheet.rows // sheet.readers
+        narrow = spec.rows // spec.readers
         rows = 1000 * turns[0][1] + np.arange(reader * narrow, (reader + 1) * narrow)
     first = 1000 * turns[0][1] + turns[0][0]
     each = np.array([1000 * n + w for w, n in turns])
     return {
         c.name: np.stack([_fill(c, rows, x) for x in each]) if c.stacked else _fill(c, rows, first)
-        for c in sheet.cells
+        for c in spec.cells
     }
 
 
@@ -84,9 +84,9 @@ def _fill(cell: ArraySpec, rows: np.ndarray, shared: int) -> np.ndarray:
     return np.broadcast_to(rows.reshape(shape), cell.rows(len(rows))).astype(cell.dtype)
 
 
-def check_seen(sheet: ChannelSpec, reader: int, turns: list, message: dict) -> None:
+def check_seen(spec: ChannelSpec, reader: int, turns: list, message: dict) -> None:
     """The message is what was sent, gathered and scattered as it should be."""
-    wanted = seen(sheet, reader, turns)
+    wanted = seen(spec, reader, turns)
     assert set(message) == set(wanted)
     for name, x in wanted.items():
         got = np.asarray(message[name])
@@ -104,7 +104,7 @@ class Hall:
 
     def __post_init__(self) -> None:
         for channel in self.channels.values():
-            gate = channel.state.sheet.gate
+            gate = channel.state.spec.gate
             of = {f: [self.bells[e] for e in self.bells if e[0] == f] for f in "wr"}
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
@@ -115,33 +115,33 @@ class Hall:
             bell.notify()
 
 
-def ends_of(sheets: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
+def ends_of(specs: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
     """All endpoints, writers first."""
-    sheet = next(s for s in sheets.values() if s.gate.writer == "w")
-    return [("w", i) for i in range(sheet.writers)] + [("r", i) for i in range(sheet.readers)]
+    spec = next(s for s in specs.values() if s.gate.writer == "w")
+    return [("w", i) for i in range(spec.writers)] + [("r", i) for i in range(spec.readers)]
 
 
-def local_hall(sheets: dict[str, ChannelSpec]) -> Hall:
+def local_hall(specs: dict[str, ChannelSpec]) -> Hall:
     """Channels inside this process."""
     from shoal.runtime.channels.in_process import make_channels
 
     stop = threading.Event()
-    bells = {end: ThreadWaker(stop) for end in ends_of(sheets)}
-    return Hall(make_channels(sheets, {"w": None, "r": None}), bells, stop.set)
+    bells = {end: ThreadWaker(stop) for end in ends_of(specs)}
+    return Hall(make_channels(specs, {"w": None, "r": None}), bells, stop.set)
 
 
 class Shared:
     """Channels in shared memory, to be opened in any process that gets this object."""
 
-    def __init__(self, sheets: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
-        self.sheets = sheets
+    def __init__(self, specs: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
+        self.specs = specs
         room = Room()
-        self.halted, self.bells = room.take(LINE), room.take(len(ends_of(sheets)) * LINE)
-        self.rings = Rings.plan(sheets, room)
+        self.halted, self.bells = room.take(LINE), room.take(len(ends_of(specs)) * LINE)
+        self.rings = Rings.plan(specs, room)
         self.memory = memory or Memory.make(room.size)
 
     def __reduce__(self) -> tuple:
-        return _opened, (self.sheets, reduction.DupFd(self.memory.fd), self.memory.size)
+        return _opened, (self.specs, reduction.DupFd(self.memory.fd), self.memory.size)
 
     def hall(self) -> Hall:
         """The channels, in this process."""
@@ -154,7 +154,7 @@ class Shared:
 
         bells = {
             end: FutexWaker(self.memory, self.bells + i * LINE, check=check)
-            for i, end in enumerate(ends_of(self.sheets))
+            for i, end in enumerate(ends_of(self.specs))
         }
         return Hall(self.rings.open(self.memory), bells, lambda: word.__setitem__(0, 1))
 
@@ -165,13 +165,13 @@ class Shared:
 
     def is_asleep(self, end: tuple[str, int]) -> bool:
         """Whether an endpoint may not continue, and waits."""
-        return self.memory.words(self.bells, len(ends_of(self.sheets)))[
-            ends_of(self.sheets).index(end)
+        return self.memory.words(self.bells, len(ends_of(self.specs)))[
+            ends_of(self.specs).index(end)
         ] == 1  # fmt: skip
 
 
-def _opened(sheets: dict[str, ChannelSpec], fd, size: int) -> Shared:
-    return Shared(sheets, Memory(fd.detach(), size))
+def _opened(specs: dict[str, ChannelSpec], fd, size: int) -> Shared:
+    return Shared(specs, Memory(fd.detach(), size))
 
 
 class Thread:
@@ -240,18 +240,18 @@ LINES = {"shared": Shared}
 class Meeting:
     """Channels and their ends at work, in threads or processes."""
 
-    def __init__(self, kind: str, carry: str, sheets: dict[str, ChannelSpec]) -> None:
-        self.line = None if carry == "in process" else LINES[carry](sheets)
+    def __init__(self, kind: str, carry: str, specs: dict[str, ChannelSpec]) -> None:
+        self.line = None if carry == "in process" else LINES[carry](specs)
         if carry == "tcp":
             self.line.together = kind == THREADS
-        self.hall = self.line.hall() if self.line else local_hall(sheets)
+        self.hall = self.line.hall() if self.line else local_hall(specs)
         self.stile = self.hall.channels["c"].state
         self.start = partial(*((Process, self.line) if kind == PROCESSES else (Thread, self.hall)))
 
 
 def one_line(*args, **kwargs) -> dict[str, ChannelSpec]:
-    """One channel, as `make_sheet` makes it."""
-    return {"c": make_sheet(*args, **kwargs)}
+    """One channel, as `make_channel_spec` makes it."""
+    return {"c": make_channel_spec(*args, **kwargs)}
 
 
 def holders(inode):
@@ -287,7 +287,7 @@ def die(*_) -> None:
 def wait_put(hall: Hall, end: int, name: str = "c") -> None:
     """Return when a writer's end may put."""
     stile = hall.channels[name].state
-    bell = hall.bells[stile.sheet.gate.writer, end]
+    bell = hall.bells[stile.spec.gate.writer, end]
     while not stile.may_put(end):
         bell.wait(lambda: stile.may_put(end), 1.0)
 
@@ -295,7 +295,7 @@ def wait_put(hall: Hall, end: int, name: str = "c") -> None:
 def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
     """Return when a reader's end may take."""
     stile = hall.channels[name].state
-    bell = hall.bells[stile.sheet.gate.reader, end]
+    bell = hall.bells[stile.spec.gate.reader, end]
     while not stile.may_take(end, tick):
         bell.wait(lambda: stile.may_take(end, tick), 1.0)
 
@@ -303,14 +303,14 @@ def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
 def write(hall: Hall, end: int, first: int, last: int) -> int:
     """Put messages `first` to `last`, or as many as there is leave for until halted; how many."""
     channel = hall.channels["c"]
-    sheet = channel.state.sheet
+    spec = channel.state.spec
     number = first
     try:
         while number < last:
             wait_put(hall, end)
-            channel.put(end, made(sheet, end, number), number)
+            channel.put(end, made(spec, end, number), number)
             number += 1
-            gate, counts = sheet.gate, channel.state.counts
+            gate, counts = spec.gate, channel.state.counts
             readers = [counts.takes[r] for r, s in enumerate(gate.sources) if end in s]
             if isinstance(gate.flow, Queue) and not takes_some(gate.flow) and readers:
                 assert counts.puts[end] - min(readers) <= gate.capacity
@@ -330,7 +330,7 @@ class Got:
 def read(hall: Hall, end: int, ticks: int) -> Got:
     """Take so many messages, or as many as come until halted."""
     got, channel = Got(), hall.channels["c"]
-    sheet = channel.state.sheet
+    spec = channel.state.spec
 
     def receive(message: dict, turns: list) -> dict:
         got.turns.append(list(turns))
@@ -341,7 +341,7 @@ def read(hall: Hall, end: int, ticks: int) -> Got:
             wait_take(hall, end, tick)
             got.turns = got.turns[:tick]
             taken = channel.take(end, tick, receive)
-            check_seen(sheet, end, got.turns[-1], taken.message)
+            check_seen(spec, end, got.turns[-1], taken.message)
             got.turns = [*got.turns[:tick], got.turns[-1]]
             got.versions.append(taken.versions)
     except Stopped:

@@ -17,7 +17,7 @@ from conformance.lines import (
     check_seen,
     local_hall,
     made,
-    make_sheet,
+    make_channel_spec,
     one_line,
     read,
     until,
@@ -32,17 +32,17 @@ from shoal.runtime.execution.scheduler import Stopped
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def compressed(sheets):
+def compressed(specs):
     """Channels that pack every message."""
-    return {n: replace(s, packing=Packed(("lz4",), least=0)) for n, s in sheets.items()}
+    return {n: replace(s, packing=Packed(("lz4",), least=0)) for n, s in specs.items()}
 
 
 CARRIERS = {
     "in process": local_hall,
-    "shared memory": lambda sheets: Shared(sheets).hall(),
-    "tcp": lambda sheets: Wired(sheets).hall(settles=True),
-    "tcp, compressed": lambda sheets: Wired(compressed(sheets)).hall(settles=True),
-    "tcp, signed": lambda sheets: Wired(sheets, signed=True).hall(settles=True),
+    "shared memory": lambda specs: Shared(specs).hall(),
+    "tcp": lambda specs: Wired(specs).hall(settles=True),
+    "tcp, compressed": lambda specs: Wired(compressed(specs)).hall(settles=True),
+    "tcp, signed": lambda specs: Wired(specs, signed=True).hall(settles=True),
 }
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
 FLOWS = st.one_of(
@@ -54,31 +54,31 @@ FLOWS = st.one_of(
 
 
 @st.composite
-def sheets(draw):
+def specs(draw):
     """A channel of any flow, with one to three ends on both sides."""
     flow, writers = draw(FLOWS), draw(st.integers(1, 3))
     if takes_some(flow):
         flow = Queue(flow.capacity, min(flow.take, writers))
     readers = 1 if takes_some(flow) else draw(st.integers(1, 3))
     values = draw(st.sampled_from(VALUES if writers > 1 else ("rows", "shared")))
-    return make_sheet(flow, writers, readers, values)
+    return make_channel_spec(flow, writers, readers, values)
 
 
 class Model:
     """What a channel has to do, said simply: one move at a time, in any order."""
 
     def __init__(self, channel):
-        self.channel, self.sheet = channel, channel.state.sheet
-        self.gate = self.sheet.gate
-        self.puts, self.ticks = [0] * self.sheet.writers, [0] * self.sheet.readers
-        self.used = [0] * self.sheet.writers  # where some are taken
-        for end in range(self.sheet.writers):
+        self.channel, self.spec = channel, channel.state.spec
+        self.gate = self.spec.gate
+        self.puts, self.ticks = [0] * self.spec.writers, [0] * self.spec.readers
+        self.used = [0] * self.spec.writers  # where some are taken
+        for end in range(self.spec.writers):
             for _ in range(lag_of(self.gate.flow)):
                 self.put(end)
 
     def put(self, end):
         number = self.puts[end]
-        self.channel.put(end, made(self.sheet, end, number), number + 7)
+        self.channel.put(end, made(self.spec, end, number), number + 7)
         self.puts[end] += 1
 
     def take(self, end):
@@ -90,7 +90,7 @@ class Model:
 
         taken = self.channel.take(end, self.ticks[end], receive)
         self.check_turns(end, given_turns)
-        check_seen(self.sheet, end, given_turns, taken.message)
+        check_seen(self.spec, end, given_turns, taken.message)
         assert taken.versions == tuple(n + 7 for _, n in given_turns)
         self.ticks[end] += 1
 
@@ -130,17 +130,17 @@ class Model:
 
 @carriers
 @LAW
-@given(sheet=sheets(), random=st.randoms(use_true_random=False))
-def test_in_any_order_of_moves_each_message_arrives_once_whole_and_in_order(carry, sheet, random):
-    model = Model(carry({"c": sheet}).channels["c"])
+@given(spec=specs(), random=st.randoms(use_true_random=False))
+def test_in_any_order_of_moves_each_message_arrives_once_whole_and_in_order(carry, spec, random):
+    model = Model(carry({"c": spec}).channels["c"])
     stile = model.channel.state
     for _ in range(40):
         can = []
-        for end in range(sheet.writers):
+        for end in range(spec.writers):
             if model.has_room(end) is not None:
                 assert stile.may_put(end) == model.has_room(end)
             can += [(model.put, end)] if stile.may_put(end) else []
-        for end in range(sheet.readers):
+        for end in range(spec.readers):
             assert stile.may_take(end, model.ticks[end]) == model.has_next(end)
             can += [(model.take, end)] if model.has_next(end) else []
         assert can, "all endpoints wait"
@@ -178,8 +178,8 @@ LINES = [
 def test_ends_that_run_at_once_lose_repeat_and_tear_nothing(
     kind, carry, flow, writers, readers, values
 ):
-    sheet = make_sheet(flow, writers, readers, values)
-    meeting = Meeting(kind, carry, {"c": sheet})
+    spec = make_channel_spec(flow, writers, readers, values)
+    meeting = Meeting(kind, carry, {"c": spec})
     ticks = 60 * (writers if takes_some(flow) else 1)
     puts = ticks * flow.take // writers if takes_some(flow) else ticks
     jobs = [meeting.start(write, end, 0, puts) for end in range(writers)]
@@ -192,27 +192,27 @@ def test_ends_that_run_at_once_lose_repeat_and_tear_nothing(
             every = sorted(turn for turns in got.turns for turn in turns)
             assert every == [(w, n) for w in range(writers) for n in range(puts)]
         else:
-            assert got.turns == [[(w, t) for w in sheet.gate.sources[end]] for t in range(ticks)]
+            assert got.turns == [[(w, t) for w in spec.gate.sources[end]] for t in range(ticks)]
 
 
 @settings_of_ends
 @pytest.mark.parametrize("flow", [Lockstep(1), Queue(3), Queue(2, 1)], ids=str)
 def test_a_full_ring_makes_its_writer_wait_until_there_is_room(kind, carry, flow):
-    sheet = make_sheet(flow, 1, 1)
-    meeting = Meeting(kind, carry, {"c": sheet})
+    spec = make_channel_spec(flow, 1, 1)
+    meeting = Meeting(kind, carry, {"c": spec})
     writer = meeting.start(write, 0, 0, 10**9)
     meeting.stile.may_take(0, 0)  # the reader is there, and only looks
     puts = meeting.stile.counts.puts
     for taken in range(5):
-        until(lambda n=taken: puts[0] == sheet.gate.capacity + n)
+        until(lambda n=taken: puts[0] == spec.gate.capacity + n)
         if meeting.line:
             until(lambda: meeting.line.is_asleep(("w", 0)))
-        assert puts[0] == sheet.gate.capacity + taken
+        assert puts[0] == spec.gate.capacity + taken
         wait_take(meeting.hall, 0, taken)
         meeting.hall.channels["c"].take(0, taken, lambda m, _: m)
-    until(lambda: puts[0] == sheet.gate.capacity + 5)
+    until(lambda: puts[0] == spec.gate.capacity + 5)
     meeting.hall.halt()
-    assert writer.result() == sheet.gate.capacity + 5
+    assert writer.result() == spec.gate.capacity + 5
 
 
 @settings_of_ends
@@ -223,7 +223,7 @@ def test_every_waiting_endpoint_ends_when_all_are_halted(kind, carry, flow):
     writer = meeting.start(write, 0, 0, 5)
     meeting.start(write, 1, 0, 0)  # which puts nothing
     if not isinstance(flow, Latest):
-        until(lambda: meeting.stile.counts.puts[0] == meeting.stile.sheet.gate.capacity)
+        until(lambda: meeting.stile.counts.puts[0] == meeting.stile.spec.gate.capacity)
     if meeting.line:
         until(lambda: meeting.line.is_asleep(("r", 0)))
     meeting.hall.halt()
@@ -231,7 +231,7 @@ def test_every_waiting_endpoint_ends_when_all_are_halted(kind, carry, flow):
     writer.result()
 
 
-def news_written_over(channel, sheet, first, times):
+def news_written_over(channel, spec, first, times):
     """A reader that news from `first` on overtakes while it looks, so many times."""
     looks, numbers = [], count(first)
 
@@ -241,7 +241,7 @@ def news_written_over(channel, sheet, first, times):
         if len(looks) < times:
             for _ in range(4):
                 number = next(numbers)
-                channel.put(0, made(sheet, 0, number), number)
+                channel.put(0, made(spec, 0, number), number)
         looks.append(turns)
         return {"x": np.concatenate([first, message["x"][half:]]), "y": np.array(message["y"])}
 
@@ -252,15 +252,15 @@ def news_written_over(channel, sheet, first, times):
 @LAW
 @given(before=st.integers(1, 6), times=st.integers(0, 3))
 def test_news_written_over_while_it_is_read_is_never_seen_torn(carry, before, times):
-    sheet = make_sheet(Latest(None), 1, 1)
-    hall = carry({"c": sheet})
+    spec = make_channel_spec(Latest(None), 1, 1)
+    hall = carry({"c": spec})
     channel = hall.channels["c"]
     for number in range(before):
-        channel.put(0, made(sheet, 0, number), number)
+        channel.put(0, made(spec, 0, number), number)
     wait_take(hall, 0, 0)  # between hosts, news is on its way for a while
-    receive, looks = news_written_over(channel, sheet, before, times)
+    receive, looks = news_written_over(channel, spec, before, times)
     taken = channel.take(0, 0, receive)
-    check_seen(sheet, 0, looks[-1], taken.message)
+    check_seen(spec, 0, looks[-1], taken.message)
     assert taken.versions == (looks[-1][0][1],)
 
 
@@ -325,7 +325,7 @@ def beats(hall, end, ticks, take):
 
 def actor(hall, end):
     """Runs asynchronously: takes the newest, and puts a rollout made from it."""
-    sheet, number = hall.channels["c"].state.sheet, 0
+    spec, number = hall.channels["c"].state.spec, 0
     try:
         while True:
             wait_take(hall, end, number, "news")
@@ -334,7 +334,7 @@ def actor(hall, end):
             )
             assert set(taken.message["p"]) == {taken.versions[0]}
             wait_put(hall, end)
-            hall.channels["c"].put(end, made(sheet, end, number), taken.versions[0])
+            hall.channels["c"].put(end, made(spec, end, number), taken.versions[0])
             number += 1
     except Stopped:
         return number
@@ -343,19 +343,19 @@ def actor(hall, end):
 @settings_of_ends
 @pytest.mark.parametrize(("actors", "take", "bound"), [(3, 1, 2), (3, 2, 1), (2, 2, 0)])
 def test_what_is_used_is_never_later_than_its_bound(kind, carry, actors, take, bound):
-    sheets = bounded_sheets(actors, take, bound)
-    start = Meeting(kind, carry, sheets).start
+    specs = bounded_specs(actors, take, bound)
+    start = Meeting(kind, carry, specs).start
     free = [start(actor, end) for end in range(actors)]
     lags = start(beats, 0, 60, take).result()
     assert 0 <= min(lags) <= max(lags) <= bound
     assert sum(job.result() for job in free) >= 60 * take
 
 
-def bounded_sheets(actors, take, bound):
+def bounded_specs(actors, take, bound):
     """A queue to a learner that takes the first to come, and its news on the way back."""
     admits = take * (bound + 1) // actors
-    queue = make_sheet(Queue(2, take), actors, 1)
-    back = make_sheet(Latest(bound), 1, actors, "shared")
+    queue = make_channel_spec(Queue(2, take), actors, 1)
+    back = make_channel_spec(Latest(bound), 1, actors, "shared")
     gate = replace(back.gate, name="news", writer="r", reader="w", admits=admits, bound=bound)
     return {
         "c": replace(queue, gate=replace(queue.gate, admits=admits, bound=bound)),

@@ -11,7 +11,7 @@ from conformance.lines import (
     die,
     holders,
     made,
-    make_sheet,
+    make_channel_spec,
     one_line,
     read,
     until,
@@ -34,7 +34,7 @@ def put_and_die(hall, end, whole, point):
     write(hall, end, 0, whole)
     wait_put(hall, end)
     channel = hall.channels["c"]
-    message = made(channel.state.sheet, end, whole)
+    message = made(channel.state.spec, end, whole)
     match point:
         case "before":
             die()
@@ -69,8 +69,8 @@ def take_and_die(hall, end, whole, point):
 @pytest.mark.parametrize("point", ["before", "filling", "counting", "ringing", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(2, 1), Latest(0)], ids=str)
 def test_of_a_writer_that_is_killed_only_whole_messages_are_seen(flow, point):
-    sheet = make_sheet(flow, 2, 1)
-    meeting = Meeting(PROCESSES, "shared", {"c": sheet})
+    spec = make_channel_spec(flow, 2, 1)
+    meeting = Meeting(PROCESSES, "shared", {"c": spec})
     victim = meeting.start(put_and_die, 0, 5, point)
     other = meeting.start(write, 1, 0, 9)
     reader = meeting.start(read, 0, 10**9)
@@ -98,13 +98,13 @@ def test_of_a_writer_that_is_killed_only_whole_messages_are_seen(flow, point):
 @pytest.mark.parametrize("point", ["before", "looking", "letting go", "ringing", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(3)], ids=str)
 def test_a_reader_that_is_killed_keeps_its_slots_and_others_continue(flow, point):
-    sheet = make_sheet(flow, 1, 2)
-    meeting = Meeting(PROCESSES, "shared", {"c": sheet})
+    spec = make_channel_spec(flow, 1, 2)
+    meeting = Meeting(PROCESSES, "shared", {"c": spec})
     victim = meeting.start(take_and_die, 0, 5, point)
     other = meeting.start(read, 1, 10**9)
     writer = meeting.start(write, 0, 0, 10**9)
     assert victim.gone() == -9
-    puts = sheet.gate.capacity + 5 + (point in ("ringing", "after"))
+    puts = spec.gate.capacity + 5 + (point in ("ringing", "after"))
     until(lambda: meeting.stile.counts.puts[0] == puts and meeting.stile.counts.takes[1] == puts)
     until(lambda: all(meeting.line.is_asleep(end) for end in (("w", 0), ("r", 1))))
     meeting.hall.halt()

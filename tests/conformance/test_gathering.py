@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.lines import make_sheet
+from conformance.lines import make_channel_spec
 from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
 from shoal.runtime.channels.channel import Bundle, ChannelState
 from shoal.runtime.channels.flow_control import Counts, Ledger
@@ -26,11 +26,11 @@ class Counted(list):
         return super().__getitem__(index)
 
 
-def state_of(sheet, ledger=None):
-    ends = max(sheet.writers, sheet.readers)
-    counts = Counts(Counted([0] * sheet.writers), Counted([0] * ends), ledger)
-    bundle = Bundle(sheet.gate) if takes_some(sheet.gate.flow) else None
-    return ChannelState(sheet, counts, bundle)
+def state_of(spec, ledger=None):
+    ends = max(spec.writers, spec.readers)
+    counts = Counts(Counted([0] * spec.writers), Counted([0] * ends), ledger)
+    bundle = Bundle(spec.gate) if takes_some(spec.gate.flow) else None
+    return ChannelState(spec, counts, bundle)
 
 
 def in_any_order(ends):
@@ -39,7 +39,7 @@ def in_any_order(ends):
 
 @pytest.mark.parametrize("flow", [Lockstep(0), Lockstep(1), Queue(2)], ids=str)
 def test_a_reader_that_gathers_from_many_reads_each_count_once_a_tick(flow):
-    state = state_of(make_sheet(flow, MANY, 1, "stacked"))
+    state = state_of(make_channel_spec(flow, MANY, 1, "stacked"))
     Counted.reads = 0
     for tick in range(TICKS):
         for end in in_any_order(MANY):
@@ -52,8 +52,8 @@ def test_a_reader_that_gathers_from_many_reads_each_count_once_a_tick(flow):
 
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(1)], ids=str)
 def test_a_writer_that_many_take_from_reads_each_count_once_a_message(flow):
-    state = state_of(make_sheet(flow, 1, MANY, "shared"))
-    capacity = state.sheet.gate.capacity
+    state = state_of(make_channel_spec(flow, 1, MANY, "shared"))
+    capacity = state.spec.gate.capacity
     for _ in range(capacity):
         state.did_put(0)
     Counted.reads = 0
@@ -67,7 +67,7 @@ def test_a_writer_that_many_take_from_reads_each_count_once_a_message(flow):
 
 
 def test_news_of_many_is_ahead_of_none_at_the_price_of_one_read_each():
-    state = state_of(make_sheet(Latest(None), MANY, 1, "stacked"))
+    state = state_of(make_channel_spec(Latest(None), MANY, 1, "stacked"))
     for _ in range(3):
         state.did_put(0)
     Counted.reads = 0
@@ -80,10 +80,10 @@ def test_news_of_many_is_ahead_of_none_at_the_price_of_one_read_each():
 
 
 def some_of_many(take, bound=None):
-    sheet = make_sheet(Queue(2, take), MANY, 1)
-    gate = replace(sheet.gate, admits=2, bound=bound)
+    spec = make_channel_spec(Queue(2, take), MANY, 1)
+    gate = replace(spec.gate, admits=2, bound=bound)
     ledger = Ledger(*(Counted([0] * MANY) for _ in range(3)), [0] * (MANY * 8), 8)
-    return state_of(replace(sheet, gate=gate), ledger), ledger
+    return state_of(replace(spec, gate=gate), ledger), ledger
 
 
 @pytest.mark.parametrize("take", [1, 10, MANY])
@@ -122,8 +122,8 @@ def test_one_that_is_late_costs_no_look_at_all_others_when_they_put():
 
 def test_in_shared_memory_only_the_ends_that_have_put_are_found():
     room = Room()
-    sheet = make_sheet(Queue(4, 1), MANY, 1)
-    rings = Rings.plan({"c": sheet}, room)
+    spec = make_channel_spec(Queue(4, 1), MANY, 1)
+    rings = Rings.plan({"c": spec}, room)
     memory = Memory.make(room.size)
     reader, writer = (rings.open(memory)["c"].state for _ in range(2))
     assert not reader.may_take(0, 0)

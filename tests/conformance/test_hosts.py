@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from conformance.lines import make_sheet
+from conformance.lines import make_channel_spec
 from conformance.test_processes import PLAIN, POLICIES, WORLD, children, fused, largest
 from conformance.wired import Wired
 from laws.cases import ENVS, cpu, graph_of, no_gymnax, start_of
@@ -94,8 +94,10 @@ def test_a_compressed_message_is_unchanged_and_its_saved_bytes_are_counted():
 
 
 def test_bytes_saved_are_counted():
-    sheet = replace(make_sheet(Lockstep(0), 1, 1, rows=500), packing=Packed(("lz4",), least=0))
-    channel = Wired({"c": sheet}).hall().channels["c"]
+    spec = replace(
+        make_channel_spec(Lockstep(0), 1, 1, rows=500), packing=Packed(("lz4",), least=0)
+    )
+    channel = Wired({"c": spec}).hall().channels["c"]
     channel.put(0, {"x": np.zeros((500, 3), np.float32), "y": np.zeros((2, 500), np.int64)}, 0)
     sent = channel.writer(0).sent
     assert (sent.messages, sent.plain) == (1, 500 * 12 + 1000 * 8)
@@ -130,8 +132,8 @@ def worker_map(writers, readers):
     ("writers", "readers", "far"), [("aa", "a", 0), ("ab", "a", 1), ("bb", "a", 1), ("a", "ab", 1)]
 )
 def test_a_channel_is_shared_memory_where_all_its_ends_share_a_host(writers, readers, far):
-    sheets = {"c": make_sheet(Lockstep(0), len(writers), len(readers))}
-    near, apart = divide(sheets, worker_map(writers, readers))
+    specs = {"c": make_channel_spec(Lockstep(0), len(writers), len(readers))}
+    near, apart = divide(specs, worker_map(writers, readers))
     assert (len(near), len(apart)) == (1 - far, far)
 
 

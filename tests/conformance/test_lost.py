@@ -2,7 +2,16 @@
 
 import pytest
 
-from conformance.lines import PROCESSES, Meeting, die, made, make_sheet, read, wait_put, write
+from conformance.lines import (
+    PROCESSES,
+    Meeting,
+    die,
+    made,
+    make_channel_spec,
+    read,
+    wait_put,
+    write,
+)
 from conformance.wired import SIDES
 from shoal.errors import RunError
 from shoal.planning.policy import Lockstep, Queue
@@ -29,7 +38,7 @@ def send_and_die(hall, end, whole, point):
         for link in channel.writer(end).links.links.values():
             link.sock = Half(link.sock)
     if point != "before":
-        channel.put(end, made(channel.sheet, end, whole), whole)
+        channel.put(end, made(channel.spec, end, whole), whole)
     die()
 
 
@@ -64,7 +73,7 @@ LOST = r"the connection to worker {}\[0\] is lost: (the other side closed it|it 
 @pytest.mark.parametrize("point", ["before", "half sent", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(8), Queue(2, 1)], ids=str)
 def test_a_reader_takes_only_whole_messages_of_a_dead_writer_and_names_it(flow, point):
-    meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
+    meeting = Meeting(PROCESSES, "tcp", {"c": make_channel_spec(flow, 1, 1)})
     victim = meeting.start(send_and_die, 0, 5, point)
     reader = meeting.start(read_on, 0)
     assert victim.gone() == -9
@@ -74,12 +83,12 @@ def test_a_reader_takes_only_whole_messages_of_a_dead_writer_and_names_it(flow, 
     # What was sent and not read when the kernel closed the connection may be lost with it.
     assert taken <= 5 + (point == "after")
     if isinstance(flow, Lockstep):
-        assert taken >= 5 - meeting.stile.sheet.gate.capacity
+        assert taken >= 5 - meeting.stile.spec.gate.capacity
 
 
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(8)], ids=str)
 def test_a_writer_fails_when_its_reader_dies(flow):
-    meeting = Meeting(PROCESSES, "tcp", {"c": make_sheet(flow, 1, 1)})
+    meeting = Meeting(PROCESSES, "tcp", {"c": make_channel_spec(flow, 1, 1)})
     victim = meeting.start(read_and_die, 0, 5)
     writer = meeting.start(write_on, 0)
     assert victim.gone() == -9

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 import shoal
-from conformance.lines import HANG, Thread, make_sheet, read, until, wait_put, wait_take, write
+from conformance.lines import (
+    HANG,
+    Thread,
+    make_channel_spec,
+    read,
+    until,
+    wait_put,
+    wait_take,
+    write,
+)
 from conformance.proxy import Proxy, some_cuts
-from conformance.test_channels import LINES, actor, beats, bounded_sheets, watch
+from conformance.test_channels import LINES, actor, beats, bounded_specs, watch
 from conformance.test_hosts import FOUR, hosts
 from conformance.test_processes import children, largest
 from conformance.wired import Wired
@@ -27,9 +36,9 @@ from shoal.runtime.net.loop import Wakes
 
 
 @contextmanager
-def through_proxies(sheets, cuts=(), rejoin=HANG, *, signed=False):
+def through_proxies(specs, cuts=(), rejoin=HANG, *, signed=False):
     """Ends in threads, whose connections go through proxies; how they wait differs."""
-    wired = Wired(sheets, signed=signed)
+    wired = Wired(specs, signed=signed)
     proxies = [Proxy(address, cuts) for address in wired.lines.addresses]
     wired.lines = replace(wired.lines, addresses=tuple(p.address for p in proxies), rejoin=rejoin)
     hall = wired.hall()
@@ -57,11 +66,11 @@ def look_around(*checks):
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("flow", "writers", "readers", "values"), LINES, ids=str)
 def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, readers, values):
-    sheet = make_sheet(flow, writers, readers, values)
+    spec = make_channel_spec(flow, writers, readers, values)
     ticks = 60 * (writers if takes_some(flow) else 1)
     puts = ticks * flow.take // writers if takes_some(flow) else ticks
     cuts = some_cuts(seed, 6, 2500)
-    with through_proxies({"c": sheet}, cuts, signed=writers > 1) as (_, hall, proxies):
+    with through_proxies({"c": spec}, cuts, signed=writers > 1) as (_, hall, proxies):
         jobs = [Thread(hall, write, end, 0, puts) for end in range(writers)]
         reading = [Thread(hall, read, end, ticks) for end in range(readers)]
         assert [job.result() for job in jobs] == [puts] * writers
@@ -71,15 +80,15 @@ def test_whatever_is_cut_messages_come_once_and_in_order(seed, flow, writers, re
                 every = sorted(turn for found in turns for turn in found)
                 assert every == [(w, n) for w in range(writers) for n in range(puts)]
             else:
-                assert turns == [[(w, t) for w in sheet.gate.sources[end]] for t in range(ticks)]
+                assert turns == [[(w, t) for w in spec.gate.sources[end]] for t in range(ticks)]
         assert sum(proxy.cut_count for proxy in proxies) >= 2
 
 
 def test_all_connections_may_be_made_again_at_the_same_time(monkeypatch):
     # If one waited for another that waits in turn, only this would end it: too late.
     monkeypatch.setattr(making, "HANDSHAKE_TIMEOUT_S", 10 * HANG)
-    sheet, ticks = make_sheet(Queue(3), 3, 3, "shared"), 400
-    with through_proxies({"c": sheet}) as (wired, hall, proxies):
+    spec, ticks = make_channel_spec(Queue(3), 3, 3, "shared"), 400
+    with through_proxies({"c": spec}) as (wired, hall, proxies):
         jobs = [Thread(hall, write, end, 0, ticks) for end in range(3)]
         jobs += [Thread(hall, read, end, ticks) for end in range(3)]
         for _ in range(8):
@@ -98,8 +107,8 @@ def news(hall, size, first, last):
 
 
 def test_latest_resumes_with_the_newest_and_never_with_an_older_one():
-    sheets = {"c": make_sheet(Latest(None), 1, 1, rows=256)}
-    with through_proxies(sheets, some_cuts(0, 5, 100_000)) as (wired, hall, proxies):
+    specs = {"c": make_channel_spec(Latest(None), 1, 1, rows=256)}
+    with through_proxies(specs, some_cuts(0, 5, 100_000)) as (wired, hall, proxies):
         reader = Thread(hall, watch, 300)
         for first in range(0, 300, 10):
             until(lambda: not any(links.broken for links in wired.links))
@@ -112,8 +121,8 @@ def test_latest_resumes_with_the_newest_and_never_with_an_older_one():
 
 
 def test_a_bound_on_lag_holds_over_broken_connections():
-    sheets = bounded_sheets(3, 1, 2)
-    with through_proxies(sheets, some_cuts(1, 6, 4000)) as (_, hall, proxies):
+    specs = bounded_specs(3, 1, 2)
+    with through_proxies(specs, some_cuts(1, 6, 4000)) as (_, hall, proxies):
         free = [Thread(hall, actor, end) for end in range(3)]
         lags = Thread(hall, beats, 0, 60, 1).result()
         assert 0 <= min(lags) <= max(lags) <= 2
@@ -123,8 +132,8 @@ def test_a_bound_on_lag_holds_over_broken_connections():
 
 @pytest.mark.parametrize("waits", ["r", "w"])
 def test_one_that_is_not_made_again_in_time_is_lost(waits):
-    sheets = {"c": make_sheet(Lockstep(0), 1, 1)}
-    with through_proxies(sheets, rejoin=0.4) as (wired, hall, proxies):
+    specs = {"c": make_channel_spec(Lockstep(0), 1, 1)}
+    with through_proxies(specs, rejoin=0.4) as (wired, hall, proxies):
         Thread(hall, write, 0, 0, 1).result()
         Thread(hall, read, 0, 1).result()
         proxies[0].is_open = False
@@ -145,7 +154,7 @@ def fill(hall, end):
 
 def test_connections_that_prove_nothing_do_not_delay_one_that_is_made_again(monkeypatch):
     monkeypatch.setattr(making, "HANDSHAKE_TIMEOUT_S", 10 * HANG)  # their time is never over
-    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, hall, proxies):
+    with through_proxies({"c": make_channel_spec(Lockstep(0), 1, 1)}) as (wired, hall, proxies):
         Thread(hall, write, 0, 0, 1).result()
         Thread(hall, read, 0, 1).result()
         every = [s.getsockname() for s in wired.listeners if s.fileno() >= 0]
@@ -160,7 +169,7 @@ def test_connections_that_prove_nothing_do_not_delay_one_that_is_made_again(monk
 
 
 def test_an_answer_that_never_came_is_given_again():
-    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, _, _):
+    with through_proxies({"c": make_channel_spec(Lockstep(0), 1, 1)}) as (wired, _, _):
         listening, calling = (one for one in sorted(wired.links, key=lambda one: one.me))
         link = calling.links[0]
         assert not link.received, "nothing has come, so this looks like a first connection"
@@ -175,10 +184,10 @@ def test_an_answer_that_never_came_is_given_again():
 
 
 def test_a_stranger_cannot_take_a_connection_over():
-    with through_proxies({"c": make_sheet(Lockstep(0), 1, 1)}) as (wired, hall, _):
+    with through_proxies({"c": make_channel_spec(Lockstep(0), 1, 1)}) as (wired, hall, _):
         theirs = wired.links[0].links if 1 in wired.links[0].links else wired.links[1].links
         before = theirs[1].sock
-        strange = Wired(wired.sheets)
+        strange = Wired(wired.specs)
         strange.lines = replace(strange.lines, addresses=wired.lines.addresses)
         over = threading.Event()
         strange._check = lambda: stop_if(over)

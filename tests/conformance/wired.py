@@ -23,19 +23,19 @@ class Wired(Shared):
     """Channels over TCP; bells and the word to halt by are shared, so that tests can see them."""
 
     def __init__(
-        self, sheets: dict[str, ChannelSpec], parts: tuple | None = None, *, signed: bool = False
+        self, specs: dict[str, ChannelSpec], parts: tuple | None = None, *, signed: bool = False
     ) -> None:
-        self.ends = ends_of(sheets)
+        self.ends = ends_of(specs)
         room = Room()
-        far = Rings.plan(sheets, room)
+        far = Rings.plan(specs, room)
         if parts is None:
             self.listeners = [listen() for _ in self.ends]
             self.memories = [Memory.make(room.size) for _ in self.ends]
-            super().__init__(sheets)
+            super().__init__(specs)
             token = os.urandom(32)
         else:
             self.listeners, self.memories, memory, token = parts
-            super().__init__(sheets, memory)
+            super().__init__(specs, memory)
         numbers = {f: tuple(i for i, (g, _) in enumerate(self.ends) if g == f) for f in "wr"}
         names = tuple(f"{f}[{i}]" for f, i in self.ends)
         addresses = tuple(s.getsockname() for s in self.listeners)
@@ -45,7 +45,7 @@ class Wired(Shared):
         fds = [reduction.DupFd(m.fd) for m in (*self.memories, self.memory)]
         sizes = [m.size for m in (*self.memories, self.memory)]
         return _opened, (
-            self.sheets,
+            self.specs,
             self.listeners,
             fds,
             sizes,
@@ -57,7 +57,7 @@ class Wired(Shared):
         """All channels, whose ends join when they are first used."""
         hall = super().hall()
         self._check = next(iter(hall.bells.values()))._check
-        hall.channels = {n: ProcessRun(self, n, sheet, settles) for n, sheet in self.sheets.items()}
+        hall.channels = {n: ProcessRun(self, n, spec, settles) for n, spec in self.specs.items()}
         self.opened, self.links, self._lock = {}, [], threading.RLock()
         return hall
 
@@ -91,7 +91,7 @@ class Wired(Shared):
 
         channels = open_channels(self.lines, links, wake, self.memories[me])
         for channel in channels.values():
-            gate = channel.state.sheet.gate
+            gate = channel.state.spec.gate
             channel.state.subscribe(of[gate.reader], of[gate.writer])
         self.links.append(links)
         self.opened[me] = channels
@@ -128,9 +128,9 @@ class Wired(Shared):
             list(pool.map(self.join, range(len(self.ends))))
 
 
-def _opened(sheets, listeners, fds, sizes, token, signed) -> Wired:
+def _opened(specs, listeners, fds, sizes, token, signed) -> Wired:
     *memories, memory = [Memory(fd.detach(), n) for fd, n in zip(fds, sizes, strict=True)]
-    found = Wired(sheets, (listeners, memories, memory, token), signed=signed)
+    found = Wired(specs, (listeners, memories, memory, token), signed=signed)
     found.together = False
     return found
 
@@ -145,17 +145,17 @@ SIDES = {
 class ProcessRun:
     """A channel whose every end is used where that end is."""
 
-    def __init__(self, line: Wired, name: str, sheet: ChannelSpec, settles: bool) -> None:
-        self.line, self.name, self.sheet = line, name, sheet
+    def __init__(self, line: Wired, name: str, spec: ChannelSpec, settles: bool) -> None:
+        self.line, self.name, self.spec = line, name, spec
         self.state = Stile(self, settles)
 
     def writer(self, end: int):
         """The channel as a writer's end sees it."""
-        return self.line.channel(self.name, self.sheet.gate.writer, end)
+        return self.line.channel(self.name, self.spec.gate.writer, end)
 
     def reader(self, end: int):
         """The channel as a reader's end sees it."""
-        return self.line.channel(self.name, self.sheet.gate.reader, end)
+        return self.line.channel(self.name, self.spec.gate.reader, end)
 
     def put(self, end, message, version) -> None:
         self.writer(end).put(end, message, version)
@@ -183,8 +183,8 @@ class Stile:
     """
 
     def __init__(self, channel: ProcessRun, settles: bool) -> None:
-        self._channel, self.sheet, self._settles = channel, channel.sheet, settles
-        line, gate = channel.line, channel.sheet.gate
+        self._channel, self.spec, self._settles = channel, channel.spec, settles
+        line, gate = channel.line, channel.spec.gate
         seen = [line.lines.rings.open(m)[channel.name].state.counts for m in line.memories]
         of = {f: [s for s, e in zip(seen, line.ends, strict=True) if e[0] == f] for f in "wr"}
         self._readers, self._writers = of[gate.reader], of[gate.writer]
@@ -222,13 +222,13 @@ class Stile:
             until(lambda: all(self._is_known(r, w) for r, w in self._pairs()))
 
     def _pairs(self):
-        return [(r, w) for r, sources in enumerate(self.sheet.gate.sources) for w in sources]
+        return [(r, w) for r, sources in enumerate(self.spec.gate.sources) for w in sources]
 
     def _is_known(self, r: int, w: int) -> bool:
         """Whether a writer's end knows what a reader's has taken, and the reader what it put."""
         puts, takes, reader, writer = self.puts, self.takes, self._readers[r], self._writers[w]
-        if isinstance(self.sheet.gate.flow, Latest):
-            beside = self.sheet.gate.sources[r]
+        if isinstance(self.spec.gate.flow, Latest):
+            beside = self.spec.gate.sources[r]
             known = all(self._writers[b].puts[w] == puts[w] for b in beside)
         else:
             known = writer.takes[w if self._is_some else r] == takes[w if self._is_some else r]

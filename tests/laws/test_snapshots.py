@@ -116,7 +116,7 @@ def test_what_a_tick_begins_with_sending_is_sent_before_copies_are_made(monkeypa
     put, keep = InProcessChannel.put, Collector.keep
 
     def put_noted(channel, end, *args):
-        happened.append((channel.state.sheet.gate.writer, "put"))
+        happened.append((channel.state.spec.gate.writer, "put"))
         put(channel, end, *args)
 
     def keep_noted(collector, worker):

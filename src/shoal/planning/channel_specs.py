@@ -129,10 +129,10 @@ class ChannelSpec:
 
 def make_channel_specs(plan: Plan) -> dict[str, ChannelSpec]:
     """Every channel of a plan."""
-    return {channel.name: _sheet(plan, channel) for channel in plan.channels}
+    return {channel.name: _spec(plan, channel) for channel in plan.channels}
 
 
-def _sheet(plan: Plan, channel: Channel) -> ChannelSpec:
+def _spec(plan: Plan, channel: Channel) -> ChannelSpec:
     cells = tuple(_cell(plan, channel.writer, v) for v in channel.values)
     gate, writers = _gate(plan, channel, cells), plan.ends(channel.writer)
     return ChannelSpec(gate, cells, writers, plan.graph.envs, channel.packing)

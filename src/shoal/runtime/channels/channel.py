@@ -38,7 +38,7 @@ class FlowControl(Protocol):
     """Decides which endpoints may put to and take from a channel."""
 
     @property
-    def sheet(self) -> ChannelSpec:
+    def spec(self) -> ChannelSpec:
         """The channel's spec."""
         ...
 
@@ -183,7 +183,7 @@ class Bundle:
 class ChannelState:
     """A channel's gate and counts: decides which endpoints may move, and numbers the messages."""
 
-    sheet: ChannelSpec
+    spec: ChannelSpec
     counts: Counts
     bundle: Bundle | None = None
     fence: Callable[[], None] = lambda: None
@@ -195,13 +195,13 @@ class ChannelState:
     writers: list[list[Waker]] = field(default_factory=list)  # to wake, by reader's endpoint
 
     def __post_init__(self) -> None:
-        self.taken = [0] * self.sheet.readers
-        self._is_news = isinstance(self.sheet.gate.flow, Latest)
-        if takes_some(self.sheet.gate.flow):
+        self.taken = [0] * self.spec.readers
+        self._is_news = isinstance(self.spec.gate.flow, Latest)
+        if takes_some(self.spec.gate.flow):
             assert self.bundle is not None
             self.bundle.counts.append(self.counts)
-        self._may_put = [Cursor() for _ in range(self.sheet.writers)]
-        self._may_take = [Cursor() for _ in range(self.sheet.readers)]
+        self._may_put = [Cursor() for _ in range(self.spec.writers)]
+        self._may_take = [Cursor() for _ in range(self.spec.readers)]
 
     @property
     def in_flight(self) -> int:
@@ -213,7 +213,7 @@ class ChannelState:
 
     def may_put(self, end: int) -> bool:
         """Whether a writer's endpoint has room for its next message."""
-        return may_put(self.sheet.gate, self.counts, end, self._may_put[end])
+        return may_put(self.spec.gate, self.counts, end, self._may_put[end])
 
     def may_take(self, end: int, tick: int) -> bool:
         """Whether a reader's endpoint may take its next message."""
@@ -223,19 +223,19 @@ class ChannelState:
         if self.admit is not None:
             return self.admit(end)
         cursor, taken = self._may_take[end], self.taken[end]
-        return may_take(self.sheet.gate, self.counts, end, taken, tick, cursor)
+        return may_take(self.spec.gate, self.counts, end, taken, tick, cursor)
 
     def turns(self, end: int, tick: int) -> list[Turn]:
         """The source endpoints and message numbers of a reader's next take."""
         if self.bundle is not None:
             return self.bundle.turns(tick) or []
         number = self.begin(end) if self._is_news else self.taken[end]
-        return [(w, number) for w in self.sheet.gate.sources[end]]
+        return [(w, number) for w in self.spec.gate.sources[end]]
 
     def begin(self, end: int) -> int:
         """The newest version, recorded in the ledger if the reader is asynchronous."""
         version, ledger = self.newest(end), self.counts.ledger
-        if self.sheet.gate.admits and ledger is not None:
+        if self.spec.gate.admits and ledger is not None:
             ledger.begin(end, version)
             self.fence()
             # If the writer has put before it could see this, the newest version has changed.
@@ -247,13 +247,13 @@ class ChannelState:
     def again(self, end: int) -> list[Turn]:
         """As `turns`, for a reader whose newest message was overwritten while it read."""
         newest, ledger = self.newest(end), self.counts.ledger
-        if self.sheet.gate.admits and ledger is not None:
+        if self.spec.gate.admits and ledger is not None:
             ledger.amend(end, newest)
-        return [(w, newest) for w in self.sheet.gate.sources[end]]
+        return [(w, newest) for w in self.spec.gate.sources[end]]
 
     def subscribe(self, readers: Sequence[Waker], writers: Sequence[Waker]) -> None:
         """Register the wakers of both sides, given by endpoint."""
-        gate, count = self.sheet.gate, self.sheet.writers
+        gate, count = self.spec.gate, self.spec.writers
         self.readers = [_each(readers[r] for r in gate.readers.get(w, ())) for w in range(count)]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
         if self._is_news:  # a writer that is ahead waits for the reader's other sources
@@ -274,7 +274,7 @@ class ChannelState:
     def let_go(self, end: int, turns: list[Turn]) -> None:
         """Release the messages that a reader's endpoint has taken: their slots may be reused."""
         self.taken[end] += 1
-        counts, capacity = self.counts, self.sheet.gate.capacity
+        counts, capacity = self.counts, self.spec.gate.capacity
         # Only a writer that found no room waits: don't wake the others.
         waits = any(counts.puts[w] - n >= capacity for w, n in turns)
         if self.bundle is not None:
@@ -289,7 +289,7 @@ class ChannelState:
 
     def newest(self, end: int) -> int:
         """The number of the newest message that all sources of a reader's endpoint have put."""
-        return min(self.counts.puts[w] for w in self.sheet.gate.sources[end]) - 1
+        return min(self.counts.puts[w] for w in self.spec.gate.sources[end]) - 1
 
 
 def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> int:
@@ -299,7 +299,7 @@ def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end:
     incomplete turn. Complete turns stay, and are taken once. Messages in flight between these
     endpoints are dropped.
     """
-    gates = [(state.sheet.gate, state.counts) for state in channels]
+    gates = [(state.spec.gate, state.counts) for state in channels]
     for gate, counts in gates:
         within = {gate.writer, gate.reader} <= set(fragments)
         if within and isinstance(gate.flow, Lockstep | Serve):
@@ -320,8 +320,8 @@ def _each(wakers: Iterable[Waker]) -> list[Waker]:
     return list(dict.fromkeys(wakers))
 
 
-def make_bundles(sheets: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:
+def make_bundles(specs: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:
     """The bundle of each queue whose reader takes turns in order of arrival."""
-    some = {name: sheet for name, sheet in sheets.items() if takes_some(sheet.gate.flow)}
-    bundles = {sheet.gate.reader: Bundle(sheet.gate) for sheet in some.values()}
-    return {name: bundles[sheet.gate.reader] for name, sheet in some.items()}
+    some = {name: spec for name, spec in specs.items() if takes_some(spec.gate.flow)}
+    bundles = {spec.gate.reader: Bundle(spec.gate) for spec in some.values()}
+    return {name: bundles[spec.gate.reader] for name, spec in some.items()}

@@ -45,12 +45,12 @@ class InProcessChannel:
     """A channel that keeps messages until all of their readers' endpoints have taken them."""
 
     def __init__(
-        self, sheet: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
+        self, spec: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
     ) -> None:
-        self._sheet, self._reader = sheet, reader
-        self._is_news = isinstance(sheet.gate.flow, Latest)
-        counts = Counts([0] * sheet.writers, [0] * max(sheet.readers, sheet.writers))
-        self.state = ChannelState(sheet, counts, bundle)
+        self._spec, self._reader = spec, reader
+        self._is_news = isinstance(spec.gate.flow, Latest)
+        counts = Counts([0] * spec.writers, [0] * max(spec.readers, spec.writers))
+        self.state = ChannelState(spec, counts, bundle)
         self._kept: dict[Turn, tuple[Message, int]] = {}
         self._left: dict[
             Turn, int
@@ -60,7 +60,7 @@ class InProcessChannel:
     def put(self, end: int, message: Message, version: int) -> None:
         """Store a message for its readers."""
         puts = self.state.counts.puts
-        if readers := self._sheet.gate.readers.get(end):
+        if readers := self._spec.gate.readers.get(end):
             if not self._is_news:
                 left = len(readers) if self.state.bundle is None else 1
                 self._left[end, puts[end]] = left
@@ -94,16 +94,16 @@ class InProcessChannel:
         if self._is_plain:
             return moved[0][1]
         if self._reader is None:
-            return {c.name: self._part(c.name, end, moved, np) for c in self._sheet.cells}
+            return {c.name: self._part(c.name, end, moved, np) for c in self._spec.cells}
         # The sources of the turns may change; how they are joined doesn't.
         order = [w for w, _ in moved]
         key = tuple(order) if self.state.bundle is None else ()
         joined = self._join[end](key, [m for _, m in moved])
-        return dict(zip([c.name for c in self._sheet.cells], joined, strict=True))
+        return dict(zip([c.name for c in self._spec.cells], joined, strict=True))
 
     @cached_property
     def _is_plain(self) -> bool:
-        return self._sheet.readers == 1 and self._sheet.writers == 1
+        return self._spec.readers == 1 and self._spec.writers == 1
 
     def _moved(self, message: Message, end: int) -> Message:
         """A message on the reader's device; on its first device if it has yet to be joined."""
@@ -123,7 +123,7 @@ class InProcessChannel:
 
     def _part(self, name: str, end: int, sent: list[tuple[int, Message]], xp: Any) -> Any:
         """One value of a reader's message, from the messages of its sources."""
-        cell = next(c for c in self._sheet.cells if c.name == name)
+        cell = next(c for c in self._spec.cells if c.name == name)
         if cell.stacked:
             return xp.stack([m[name] for _, m in sent])
         if cell.axis is None:
@@ -134,14 +134,14 @@ class InProcessChannel:
             of = dict(sent)
             rows = [
                 of[p.writer][name][(slice(None),) * cell.axis + (slice(p.start, p.stop),)]
-                for p in self._sheet.cut[end]
+                for p in self._spec.cut[end]
             ]
         return rows[0] if len(rows) == 1 else xp.concatenate(rows, cell.axis)
 
     @cached_property
     def _join(self) -> list[Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]]:
         """For each reader's endpoint, the function that joins its message."""
-        names = [c.name for c in self._sheet.cells]
+        names = [c.name for c in self._spec.cells]
 
         def join(end: int) -> Callable[[tuple[int, ...], list[Message]], tuple[Any, ...]]:
             def parts(order: tuple[int, ...], sent: list[Message]) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ class InProcessChannel:
             where = tuple(self._reader.sharding(name, end) for name in names)
             return lambda order, sent: tuple(map(jax.device_put, together(order, sent), where))
 
-        return [join(end) for end in range(self._sheet.readers)]
+        return [join(end) for end in range(self._spec.readers)]
 
 
 def _is_there(x: Any, where: Any) -> bool:
@@ -163,17 +163,17 @@ def _is_there(x: Any, where: Any) -> bool:
 
 
 def make_channels(
-    sheets: Mapping[str, ChannelSpec], readers: Mapping[str, Placement | None]
+    specs: Mapping[str, ChannelSpec], readers: Mapping[str, Placement | None]
 ) -> dict[str, InProcessChannel]:
     """Make all channels of a plan inside this process; `readers` has each fragment's placement."""
-    bundles = make_bundles(sheets)
+    bundles = make_bundles(specs)
     channels = {
         name: InProcessChannel(s, readers[s.gate.reader], bundles.get(name))
-        for name, s in sheets.items()
+        for name, s in specs.items()
     }
-    admitting = [c for name, c in channels.items() if sheets[name].gate.admits]
+    admitting = [c for name, c in channels.items() if specs[name].gate.admits]
     if admitting:
-        ends = max(sheets[c].writers for c in bundles)
+        ends = max(specs[c].writers for c in bundles)
         ledger = Ledger([0] * ends, [0] * ends, [0] * ends, [0] * (ends * DEPTH), DEPTH)
         for channel in admitting:
             channel.state.counts.ledger = ledger

@@ -34,7 +34,7 @@ NEWEST = AHEAD + 1  # slots for `Latest`: writers never wait, readers retry
 class Ring:
     """The offsets of a channel's counts and slots in shared memory."""
 
-    sheet: ChannelSpec
+    spec: ChannelSpec
     puts: int
     takes: int
     versions: int
@@ -42,38 +42,38 @@ class Ring:
     slots: tuple[tuple[int, ...], ...]  # for each slot, the offset of each array
 
     @staticmethod
-    def plan(sheet: ChannelSpec, room: Room) -> Ring:
+    def plan(spec: ChannelSpec, room: Room) -> Ring:
         """Allocate the channel's memory in `room`."""
-        slots = slots_of(sheet)
-        ends = max(sheet.readers, sheet.writers)
-        puts, takes = room.take(sheet.writers * LINE), room.take(ends * LINE)
-        versions, numbers = (room.take(sheet.writers * slots * 8) for _ in range(2))
-        sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(sheet)]
+        slots = slots_of(spec)
+        ends = max(spec.readers, spec.writers)
+        puts, takes = room.take(spec.writers * LINE), room.take(ends * LINE)
+        versions, numbers = (room.take(spec.writers * slots * 8) for _ in range(2))
+        sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(spec)]
         places = tuple(tuple(room.take(size) for size in sizes) for _ in range(slots))
-        return Ring(sheet, puts, takes, versions, numbers, places)
+        return Ring(spec, puts, takes, versions, numbers, places)
 
 
-def slots_of(sheet: ChannelSpec) -> int:
+def slots_of(spec: ChannelSpec) -> int:
     """The number of messages per endpoint that a channel holds."""
-    return NEWEST if isinstance(sheet.gate.flow, Latest) else sheet.gate.capacity
+    return NEWEST if isinstance(spec.gate.flow, Latest) else spec.gate.capacity
 
 
-def arrays(sheet: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
+def arrays(spec: ChannelSpec) -> list[tuple[ArraySpec, tuple[int, ...], int]]:
     """The arrays of a slot: spec, shape and owning endpoint of each.
 
     Rows are stored by reader, so that a reader's rows are contiguous. Values that all readers
     share, and values of queues that take some, are stored by writer.
     """
     found = []
-    for cell in sheet.cells:
+    for cell in spec.cells:
         if cell.stacked:
-            found.append((cell, (sheet.writers, *cell.shape), 0))
-        elif cell.axis is None or takes_some(sheet.gate.flow):
-            shape = cell.rows(sheet.rows // sheet.writers)
-            found += [(cell, shape, writer) for writer in range(sheet.writers)]
+            found.append((cell, (spec.writers, *cell.shape), 0))
+        elif cell.axis is None or takes_some(spec.gate.flow):
+            shape = cell.rows(spec.rows // spec.writers)
+            found += [(cell, shape, writer) for writer in range(spec.writers)]
         else:
-            shape = cell.rows(sheet.rows // sheet.readers)
-            found += [(cell, shape, reader) for reader in range(sheet.readers)]
+            shape = cell.rows(spec.rows // spec.readers)
+            found += [(cell, shape, reader) for reader in range(spec.readers)]
     return found
 
 
@@ -83,18 +83,18 @@ class ShmChannel:
     def __init__(
         self, memory: Memory, ring: Ring, bundle: Bundle | None = None, ledger: Ledger | None = None
     ) -> None:
-        sheet = ring.sheet
-        ends = max(sheet.readers, sheet.writers)
+        spec = ring.spec
+        ends = max(spec.readers, spec.writers)
         counts = Counts(
-            memory.words(ring.puts, sheet.writers), memory.words(ring.takes, ends), ledger
+            memory.words(ring.puts, spec.writers), memory.words(ring.takes, ends), ledger
         )
-        self.state = ChannelState(sheet, counts, bundle, fence)
-        self._memory, self._ring, self._sheet = memory, ring, sheet
-        self._slots = slots_of(sheet)
-        marks = sheet.writers * self._slots
+        self.state = ChannelState(spec, counts, bundle, fence)
+        self._memory, self._ring, self._spec = memory, ring, spec
+        self._slots = slots_of(spec)
+        marks = spec.writers * self._slots
         self._versions = memory.packed(ring.versions, marks)
         self._numbers = memory.packed(ring.numbers, marks)
-        self._is_newest = isinstance(sheet.gate.flow, Latest)
+        self._is_newest = isinstance(spec.gate.flow, Latest)
         self._filling: dict[int, list[list[Target]]] = {}
         self._looking: dict[int, list[Message]] = {}
 
@@ -103,7 +103,7 @@ class ShmChannel:
         number = self.state.counts.puts[end]
         slot = number % self._slots
         if end not in self._filling:
-            readers = range(self._sheet.readers)
+            readers = range(self._spec.readers)
             self._filling[end] = [self.rooms(end, s, readers) for s in range(self._slots)]
         self.begin_landing(end, number)
         for room, name, is_key, rows in self._filling[end][slot]:
@@ -180,7 +180,7 @@ class ShmChannel:
     def _gathered(self, turns: list[Turn]) -> Message:
         """The rows of these turns' writers, concatenated."""
         found: Message = {}
-        for cell in self._sheet.cells:
+        for cell in self._spec.cells:
             lie = [self._arrays[n % self._slots] for _, n in turns]
             if cell.stacked:
                 found[cell.name] = np.stack(
@@ -198,7 +198,7 @@ class ShmChannel:
         return [
             {
                 (cell.name, owner): self._memory.array(first, shape, cell.dtype)
-                for first, (cell, shape, owner) in zip(places, arrays(self._sheet), strict=True)
+                for first, (cell, shape, owner) in zip(places, arrays(self._spec), strict=True)
             }
             for places in self._ring.slots
         ]
@@ -206,11 +206,11 @@ class ShmChannel:
     def rooms(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
         """The arrays that an endpoint writes for these readers, with their rows (None: all)."""
         found: list[Target] = []
-        for cell in self._sheet.cells:
+        for cell in self._spec.cells:
             lie = self._arrays[slot]
             if cell.stacked:
                 found.append((lie[cell.name, 0][end, ...], cell.name, cell.is_key, None))
-            elif cell.axis is None or takes_some(self._sheet.gate.flow):
+            elif cell.axis is None or takes_some(self._spec.gate.flow):
                 found.append((lie[cell.name, end], cell.name, cell.is_key, None))
             else:
                 found += self._rows(cell, end, lie, readers)
@@ -220,9 +220,9 @@ class ShmChannel:
         self, cell: ArraySpec, end: int, lie: Mapping[tuple[str, int], np.ndarray], readers: Any
     ) -> list[Target]:
         assert cell.axis is not None
-        before, wide = (slice(None),) * cell.axis, self._sheet.rows // self._sheet.writers
+        before, wide = (slice(None),) * cell.axis, self._spec.rows // self._spec.writers
         found = []
-        for reader, cut in enumerate(self._sheet.cut):
+        for reader, cut in enumerate(self._spec.cut):
             first = 0
             for piece in cut:
                 count = piece.stop - piece.start
@@ -234,10 +234,10 @@ class ShmChannel:
         return found
 
     def _views(self, end: int, slot: int) -> Message:
-        lie, source = self._arrays[slot], self._sheet.gate.sources[end][0]
+        lie, source = self._arrays[slot], self._spec.gate.sources[end][0]
         return {
             c.name: lie[c.name, 0 if c.stacked else source if c.axis is None else end]
-            for c in self._sheet.cells
+            for c in self._spec.cells
         }
 
 
@@ -257,12 +257,12 @@ class Rings:
     ends: int
 
     @staticmethod
-    def plan(sheets: Mapping[str, ChannelSpec], room: Room) -> Rings:
+    def plan(specs: Mapping[str, ChannelSpec], room: Room) -> Rings:
         """Allocate the memory of all channels in `room`."""
-        free = [s.writers for s in sheets.values() if takes_some(s.gate.flow)]
+        free = [s.writers for s in specs.values() if takes_some(s.gate.flow)]
         ends = max(free, default=0)
         ledger = room.take(ends * (3 * LINE + DEPTH * 8))
-        return Rings({name: Ring.plan(s, room) for name, s in sheets.items()}, ledger, ends)
+        return Rings({name: Ring.plan(s, room) for name, s in specs.items()}, ledger, ends)
 
     def open(self, memory: Memory) -> dict[str, ShmChannel]:
         """Open the channels in this process."""
@@ -272,11 +272,11 @@ class Rings:
             begun, used, settled = (memory.words(first + i * ends * LINE, ends) for i in range(3))
             versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
             ledger = Ledger(begun, used, settled, versions, DEPTH)
-        bundles = make_bundles({name: ring.sheet for name, ring in self.rings.items()})
+        bundles = make_bundles({name: ring.spec for name, ring in self.rings.items()})
         if memory.is_shared:
             for bundle in bundles.values():
                 own = [ring for name, ring in self.rings.items() if bundles.get(name) is bundle]
-                bundle.changed = _Changes([(ring.puts, ring.sheet.writers) for ring in own], memory)
+                bundle.changed = _Changes([(ring.puts, ring.spec.writers) for ring in own], memory)
         return {
             name: ShmChannel(memory, ring, bundles.get(name), ledger)
             for name, ring in self.rings.items()

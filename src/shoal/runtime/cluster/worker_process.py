@@ -243,7 +243,7 @@ class WorkerSetup:
         wakers = [self._control.waker(n) for n in range(len(self._config.layout.schedulers))]
         of = {f: [wakers[n] for n in schedulers] for f, schedulers in self._config.ends.items()}
         for channel in self._channels.values():
-            gate = channel.state.sheet.gate
+            gate = channel.state.spec.gate
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:

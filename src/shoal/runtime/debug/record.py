@@ -142,8 +142,8 @@ class _Recording:
 class _Replaying:
     """A channel that replays recorded messages, and drops what is put."""
 
-    def __init__(self, sheet: ChannelSpec, messages: Mapping[int, list[Taken]]) -> None:
-        self.state, self._messages = _Open(sheet), messages
+    def __init__(self, spec: ChannelSpec, messages: Mapping[int, list[Taken]]) -> None:
+        self.state, self._messages = _Open(spec), messages
 
     def put(self, end: int, message: Message, version: int) -> None:
         """Drop the message: it has no reader."""
@@ -161,8 +161,8 @@ class _Replaying:
 class _Open:
     """A flow control that allows every put and take."""
 
-    def __init__(self, sheet: ChannelSpec) -> None:
-        self.sheet = sheet
+    def __init__(self, spec: ChannelSpec) -> None:
+        self.spec = spec
 
     @property
     def in_flight(self) -> int:
@@ -279,10 +279,10 @@ def _messages(path: Path, about: TapeFile) -> Iterator[tuple[TapeRow, Taken]]:
 def _channels(plan: Plan, rows: list[tuple[TapeRow, Taken]]) -> dict[str, Channel]:
     """Make channels that replay the recorded messages."""
     found: dict[str, Channel] = {}
-    for name, sheet in make_channel_specs(plan).items():
+    for name, spec in make_channel_specs(plan).items():
         taken: dict[int, list[Taken]] = {}
         for row, message in rows:
             if row["channel"] == name:
                 taken.setdefault(row["end"], []).append(message)
-        found[name] = _Replaying(sheet, taken)
+        found[name] = _Replaying(spec, taken)
     return found

@@ -208,8 +208,8 @@ class ReplicaRunner:
         None if it reads from no asynchronous writers.
         """
         states = [channel.state for channel in self._channels.values()]
-        mine = [s for s in states if s.sheet.gate.reader == self.replica[0]]
-        return next((s.in_flight for s in mine if takes_some(s.sheet.gate.flow)), None)
+        mine = [s for s in states if s.spec.gate.reader == self.replica[0]]
+        return next((s.in_flight for s in mine if takes_some(s.spec.gate.flow)), None)
 
     @property
     def _turn_number(self) -> int:

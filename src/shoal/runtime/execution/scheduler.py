@@ -151,5 +151,5 @@ class Scheduler:
 
     def waits(self) -> list[str]:
         """The fragment that each waiting endpoint waits for, a line each."""
-        gates = {name: c.state.sheet.gate for name, c in self._channels.items()}
+        gates = {name: c.state.spec.gate for name, c in self._channels.items()}
         return list(waits((r, gates[w.channel], w.takes) for r, w in self._waiting.items()))

@@ -76,7 +76,7 @@ class TcpChannel:
     def __init__(self, ring: ShmChannel, view: View, links: Connections) -> None:
         self._ring, self.view, self.links = ring, view, links
         self.state: ChannelState = ring.state
-        self._spec, self._gate, me = view.sheet, view.sheet.gate, links.me
+        self._spec, self._gate, me = view.spec, view.spec.gate, links.me
         self.is_latest = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
         # A long queue acknowledges takes in batches: it has free slots meanwhile.
@@ -299,7 +299,7 @@ class Asking:
             return state.newest(end) >= self._least[end]
         if self._asked[end] == begun:
             self._asked[end] += 1
-            source = state.sheet.gate.sources[end][0]
+            source = state.spec.gate.sources[end][0]
             ask = Frame(ASK, channel.view.number, end, begun)
             channel.send(channel.view.writers[source], ask)
         return False
@@ -313,7 +313,7 @@ class Asking:
         self._least[frame.end] = frame.stamp
         self._granted[frame.end] = frame.number + 1
         state = self._channel.state
-        for source in state.sheet.gate.sources[frame.end]:
+        for source in state.spec.gate.sources[frame.end]:
             for waker in state.readers[source] if state.readers else ():
                 waker.notify()
 
@@ -424,7 +424,7 @@ def join_channels(
 
     channels = open_channels(remote, links, wake, lose=lose)
     for channel in channels.values():
-        gate = channel.state.sheet.gate
+        gate = channel.state.spec.gate
         channel.state.subscribe(wakers[gate.reader], wakers[gate.writer])
     return links, channels
 

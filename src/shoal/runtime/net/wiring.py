@@ -29,9 +29,9 @@ class WorkerMap:
     hosts: tuple[str, ...]
     ends: Mapping[str, tuple[int, ...]]  # by endpoint of a fragment, its worker's index
 
-    def hosts_of(self, sheet: ChannelSpec) -> set[str]:
+    def hosts_of(self, spec: ChannelSpec) -> set[str]:
         """The hosts that a channel has endpoints on."""
-        ends = self.ends[sheet.gate.writer] + self.ends[sheet.gate.reader]
+        ends = self.ends[spec.gate.writer] + self.ends[spec.gate.reader]
         return {self.hosts[worker] for worker in ends}
 
 
@@ -45,14 +45,14 @@ def divide(
     """
     free = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
     far = {
-        name for name, sheet in specs.items()
-        if len(workers.hosts_of(sheet)) > 1 or {sheet.gate.writer, sheet.gate.reader} & set(roaming)
+        name for name, spec in specs.items()
+        if len(workers.hosts_of(spec)) > 1 or {spec.gate.writer, spec.gate.reader} & set(roaming)
     }  # fmt: skip
     if far & free:
         far |= free
         _check_ledger({n: specs[n] for n in free}, workers)
-    near = {name: sheet for name, sheet in specs.items() if name not in far}
-    return near, {name: sheet for name, sheet in specs.items() if name in far}
+    near = {name: spec for name, spec in specs.items() if name not in far}
+    return near, {name: spec for name, spec in specs.items() if name in far}
 
 
 def _check_ledger(free: Specs, workers: WorkerMap) -> None:
@@ -83,8 +83,8 @@ def make_remote_channels(
     """
     if not far:
         return None
-    for sheet in far.values():
-        check_packing(sheet.packing)
+    for spec in far.values():
+        check_packing(spec.packing)
     room = Room()
     rings = Rings.plan(far, room)
     return RemoteChannels(
@@ -118,15 +118,15 @@ class RemoteChannels:
     @property
     def known(self) -> Credentials:
         """The credentials that both sides of a connection must share."""
-        specs = [repr((name, ring.sheet)) for name, ring in self.rings.rings.items()]
+        specs = [repr((name, ring.spec)) for name, ring in self.rings.rings.items()]
         layout = digest("\n".join([*specs, repr(sorted(self.ends.items()))]))
         return Credentials(self.token, layout, self.signed)
 
     def views(self) -> Iterator[View]:
         """The view of every channel."""
         for number, ring in enumerate(self.rings.rings.values()):
-            gate = ring.sheet.gate
-            yield View(number, ring.sheet, self.ends[gate.writer], self.ends[gate.reader])
+            gate = ring.spec.gate
+            yield View(number, ring.spec, self.ends[gate.writer], self.ends[gate.reader])
 
     def others(self, me: int) -> frozenset[int]:
         """The workers that one worker is connected to."""
@@ -159,7 +159,7 @@ class View:
     """A channel's index and spec, and the worker of each endpoint."""
 
     number: int
-    sheet: ChannelSpec
+    spec: ChannelSpec
     writers: tuple[int, ...]
     readers: tuple[int, ...]
 
@@ -175,11 +175,11 @@ class View:
 
     @cached_property
     def _readers(self) -> Mapping[int, frozenset[int]]:
-        return {w: frozenset(readers) for w, readers in self.sheet.gate.readers.items()}
+        return {w: frozenset(readers) for w, readers in self.spec.gate.readers.items()}
 
     def others(self, worker: int) -> set[int]:
         """The workers that one worker exchanges frames with."""
-        gate, found = self.sheet.gate, set[int]()
+        gate, found = self.spec.gate, set[int]()
         for writer in self.written_by.get(worker, ()):
             found |= {self.readers[r] for r in gate.readers.get(writer, ())} | self.beside(writer)
         for reader in self.read_by.get(worker, ()):
@@ -188,14 +188,14 @@ class View:
 
     def beside(self, writer: int) -> set[int]:
         """The workers of the writer's endpoints that share a reader with this one."""
-        gate = self.sheet.gate
+        gate = self.spec.gate
         if not isinstance(gate.flow, Latest):
             return set()
         return {self.writers[w] for w in gate.beside.get(writer, ())}
 
     def handover(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
         """The counts that a worker is sent when it joins late, each with its endpoint."""
-        gate = self.sheet.gate
+        gate = self.spec.gate
         mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
         news = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
         found = [(what, w) for w in mine for what in ("puts", "takes")]
