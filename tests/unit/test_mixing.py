@@ -67,7 +67,7 @@ CHOOSER = mixing.init_chooser(jax.random.PRNGKey(0), 3, 2, 4, ("gru", 5))
 def draws(mask, epsilon, seed):
     key = jax.random.PRNGKey(seed)
     shown = Shown(jax.random.normal(key, (2, 3)), mask, ())
-    _, q_values = mixing.judge(CHOOSER, jnp.zeros((2, 5)), shown)
+    _, q_values = mixing.agent_q_values(CHOOSER, jnp.zeros((2, 5)), shown)
     drawn = jax.vmap(lambda key: mixing.explore(key, q_values, mask, epsilon))
     return q_values, drawn(jax.random.split(key, 64))
 
@@ -83,7 +83,7 @@ def test_masked_actions_are_never_chosen(mask, epsilon, seed):
 
 def test_agents_that_share_a_network_receive_their_index():
     own = jnp.ones((2, 3))
-    _, q_values = mixing.judge(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
+    _, q_values = mixing.agent_q_values(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
     assert np.abs(q_values[0] - q_values[1]).max() > 1e-3
 
 
@@ -125,7 +125,7 @@ class TestTargets:
         )
         batch = self.batch(0)
         given_ = batch.memory, (batch.obs, batch.last_obs), batch.ended
-        judge = jax.jit(mixing.judge_team)
+        judge = jax.jit(mixing.team_agents_q_values)
         (q_values, then), (_, target_then) = judge(params, *given_), judge(target, *given_)
         names = sorted(q_values)
         total, follow = np.zeros(self.steps), np.zeros(self.steps)

@@ -10,7 +10,7 @@ from shoal.algorithms import DDPG, SAC, TD3
 from shoal.algorithms import sac as sac_file
 from shoal.algorithms import td3 as td3_file
 from shoal.errors import SettingError
-from shoal.rl.critics import init_critics, worth
+from shoal.rl.critics import init_critics, q_values
 from shoal.rl.nets import init_mlp
 from shoal.rl.transitions import Transition
 from shoal.rl.unit_actions import certain, squashed
@@ -43,9 +43,9 @@ def td3_grads(algorithm, discount=0.9, turn=YES, noise=1.0):
 def test_the_target_is_that_of_the_lower_critic_at_a_nearby_action():
     algorithm, nets, seen = TD3(), td3_nets(), batch(0.9)
     nearby = np.clip(np.asarray(certain(nets.actor, seen.next_obs)) + 0.2, -1, 1)
-    lower = np.min(worth(nets.critics, seen.next_obs, jnp.array(nearby)), axis=0)
+    lower = np.min(q_values(nets.critics, seen.next_obs, jnp.array(nearby)), axis=0)
     target = np.asarray(seen.reward) + 0.9 * lower
-    guess = np.asarray(worth(nets.critics, seen.obs, seen.action))
+    guess = np.asarray(q_values(nets.critics, seen.obs, seen.action))
     _, parts = td3_grads(algorithm)
     wanted = np.sum(np.mean((guess - target) ** 2 / 2, axis=1))
     np.testing.assert_allclose(parts["critic_loss"], wanted, rtol=1e-4)
@@ -65,7 +65,7 @@ def test_the_actor_moves_in_its_turn_only_and_up_the_first_critic():
     nets, seen = td3_nets(), batch(0.9)
 
     def worth_of(actor):
-        return jnp.mean(worth(nets.critics[:1], seen.obs, certain(actor, seen.obs)))
+        return jnp.mean(q_values(nets.critics[:1], seen.obs, certain(actor, seen.obs)))
 
     up = jax.grad(worth_of)(nets.actor)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, -y, atol=1e-6), moved.actor, up)
@@ -91,13 +91,13 @@ def test_sac_s_losses_are_their_formulas_and_each_has_its_own_slope():
     seen, noise = drawn
     heat = np.exp(-1.0)
     done, log_prob = squashed(nets.actor, seen.next_obs).at(noise[:, 0])
-    lower = np.min(worth(nets.critics, seen.next_obs, done), axis=0)
+    lower = np.min(q_values(nets.critics, seen.next_obs, done), axis=0)
     target = 2 * np.asarray(seen.reward) + 0.9 * (lower - heat * np.asarray(log_prob))
-    guess = np.asarray(worth(nets.critics, seen.obs, seen.action))
+    guess = np.asarray(q_values(nets.critics, seen.obs, seen.action))
     wanted = np.sum(np.mean((guess - target) ** 2 / 2, axis=1))
     np.testing.assert_allclose(parts["critic_loss"], wanted, rtol=1e-4)
     done, log_prob = squashed(nets.actor, seen.obs).at(noise[:, 1])
-    lower = np.min(worth(nets.critics, seen.obs, done), axis=0)
+    lower = np.min(q_values(nets.critics, seen.obs, done), axis=0)
     np.testing.assert_allclose(
         parts["actor_loss"], np.mean(heat * np.asarray(log_prob) - lower), rtol=1e-4
     )
@@ -105,7 +105,9 @@ def test_sac_s_losses_are_their_formulas_and_each_has_its_own_slope():
     np.testing.assert_allclose(grads.log_alpha, -np.mean(log_prob) + DOES, rtol=1e-4)
 
     def critics_only(critics):
-        return jnp.sum(jnp.mean((worth(critics, seen.obs, seen.action) - target) ** 2 / 2, axis=1))
+        return jnp.sum(
+            jnp.mean((q_values(critics, seen.obs, seen.action) - target) ** 2 / 2, axis=1)
+        )
 
     wanted = jax.grad(critics_only)(nets.critics)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), grads.critics, wanted)
@@ -115,7 +117,7 @@ def test_where_a_task_ended_the_target_is_the_reward_alone():
     seen = batch(0.0)
     nets, _, _, parts = sac_grads(SAC(), 0.0)
     for critics, lost in ((nets.critics, parts), (td3_nets().critics, td3_grads(TD3(), 0.0)[1])):
-        errors = np.asarray(worth(critics, seen.obs, seen.action)) - np.asarray(seen.reward)
+        errors = np.asarray(q_values(critics, seen.obs, seen.action)) - np.asarray(seen.reward)
         wanted = np.sum(np.mean(errors**2 / 2, axis=1))
         np.testing.assert_allclose(lost["critic_loss"], wanted, rtol=1e-4)
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
 from shoal.rl import losses
-from shoal.rl.critics import init_critics, worth
+from shoal.rl.critics import init_critics, q_values
 from shoal.rl.distributions import TanhNormal
 from shoal.rl.nets import init_mlp
 from shoal.rl.unit_actions import LOG_STD, certain, check_bounded, in_box, squashed
@@ -72,10 +72,10 @@ def test_noise_makes_the_action_that_a_key_would_have():
 def test_critics_are_separate_networks_that_take_the_action():
     critics = init_critics(jax.random.key(0), (5, 8), 3)
     seen, done = jnp.ones((4, 3)), jnp.zeros((4, 2))
-    said = worth(critics, seen, done)
+    said = q_values(critics, seen, done)
     assert said.shape == (3, 4)
     assert len(np.unique(said[:, 0])) == 3
-    assert np.all(said != worth(critics, seen, done + 0.5))
+    assert np.all(said != q_values(critics, seen, done + 0.5))
 
 
 @LAW

@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al., 2015), with what made it Rainbow as settings."""
+"""Deep Q-learning (Mnih et al., 2015), with the extensions of Rainbow as settings."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -17,14 +17,14 @@ from shoal.rl.q_values import Form, best_or_any, chosen, make_form, mean_return,
 from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import (
     Drawn,
+    PriorityUpdate,
     Seen,
-    Told,
     Transition,
     example,
     importance,
-    nothing_told,
+    new_priorities,
+    no_priorities,
     read_transitions,
-    tell,
 )
 from shoal.tracing.stage import mean, stage
 
@@ -39,10 +39,10 @@ class State(NamedTuple):
     keys: jax.Array
     env_states: EnvState | HostState
     obs: Any
-    shyness: jax.Array  # the power of ε with which an environment explores
+    epsilon_exponent: jax.Array  # to which power of ε an environment explores
     replay_keys: jax.Array
     memory: replay.Replay
-    told: Told  # what the learner says of the windows it saw last
+    priority_update: PriorityUpdate  # new priorities of the windows learnt from last
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class DQN:
     epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
     epsilon_ticks: int = 500  # between them
     epsilon_alpha: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
-    priority_exponent: float = 0.0  # 0: replay draws all alike
+    priority_exponent: float = 0.0  # 0: replay samples uniformly
     importance_exponent: float = 0.4
     hidden: tuple[int, ...] = (128, 128)
     torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
@@ -102,10 +102,10 @@ class DQN:
         seen = jax.ShapeDtypeStruct(seen.shape, self.buffer_dtype or seen.dtype)
         kept = example(seen, jnp.int32(0))
         memory = init_rings(kept, self.buffer_size_per_env, envs, self.priority_exponent)
-        told = nothing_told((envs, self.updates, self.batch_size_per_env))
-        shyness = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
-        rows = key_rows(act_key, envs), env_states, obs, shyness, key_rows(replay_key, envs)
-        return State(learner, *rows, memory, told)
+        changes = no_priorities((envs, self.updates, self.batch_size_per_env))
+        exponent = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
+        rows = key_rows(act_key, envs), env_states, obs, exponent, key_rows(replay_key, envs)
+        return State(learner, *rows, memory, changes)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Steps, then learns."""
@@ -115,7 +115,7 @@ class DQN:
             keys, env_states, obs = carry
             shown = features(env, obs, self.torso)
             shared = {"params": learner.params, "ticks": learner.ticks}
-            keys, action = self.act(keys, state.shyness, shown, **shared)
+            keys, action = self.act(keys, state.epsilon_exponent, shown, **shared)
             env_states, step = env.step(env_states, action)
             last = features(env, step.last_obs, self.torso)
             seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
@@ -124,32 +124,33 @@ class DQN:
         start = (state.keys, state.env_states, state.obs)
         rows, seen, totals = learning.collected(collect, start, self.num_steps)
         if self.priority_exponent:
-            memory = memory._replace(priorities=self.replay_update(memory, state.told))
+            memory = memory._replace(priorities=self.replay_update(memory, state.priority_update))
         memory = self.replay_add(memory, seen)
         replay_keys, drawn = self.replay_sample(state.replay_keys, memory)
-        learner, told, parts = self.learn(learner, drawn)
-        return State(learner, *rows, state.shyness, replay_keys, memory, told), parts | totals
+        learner, changes, parts = self.learn(learner, drawn)
+        after = State(learner, *rows, state.epsilon_exponent, replay_keys, memory, changes)
+        return after, parts | totals
 
     @stage(per="env")
-    def act(self, key: jax.Array, shyness: jax.Array, shown: jax.Array, *, params: QNetwork,
+    def act(self, key: jax.Array, exponent: jax.Array, shown: jax.Array, *, params: QNetwork,
             ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-        """The next key, and the best action, or any with chance ε."""
+        """The next key, and the ε-greedy action."""
         key, action_key = jax.random.split(key)
-        worth = mean_return(self.form, self.atoms_of(params, shown))
-        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
-        return key, best_or_any(action_key, worth, epsilon)
+        q_values = mean_return(self.form, self.atoms_of(params, shown))
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** exponent
+        return key, best_or_any(action_key, q_values, epsilon)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
-        """The best action in one environment, or with a key any with chance ε; no memory."""
+        """The greedy action in one environment, or with a key the ε-greedy one; no memory."""
         params, ticks = state.learner.params, state.learner.ticks
         atoms = self.atoms_of(params, q_network.features_of_one(params, obs))
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
         return best_or_any(key, mean_return(self.form, atoms), epsilon), memory
 
     @stage(per="env")
-    def replay_update(self, memory: replay.Replay, told: Told) -> replay.Priorities:
-        """The priorities that the last tick's learning gave; the ring stays where it is."""
-        return replay.set_priorities(memory.priorities, memory.ring, *told)
+    def replay_update(self, memory: replay.Replay, changes: PriorityUpdate) -> replay.Priorities:
+        """The priorities updated by the last tick's learning; the ring isn't changed."""
+        return replay.set_priorities(memory.priorities, memory.ring, *changes)
 
     @stage(per="env")
     def replay_add(self, memory: replay.Replay, seen: Seen) -> replay.Replay:
@@ -167,28 +168,28 @@ class DQN:
 
     @stage
     def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Any, Metrics]:
-        """The learner after all updates, what it says of each window, and the mean loss."""
+        """The learner after all updates, the new priorities, and the mean loss."""
         ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
         weight = importance(drawn.ratio, self.importance_exponent)
 
         def update(carry: tuple, given: tuple[Transition, jax.Array]) -> tuple:
             (params, target, opt_state), count = carry
-            grads, (parts, surprise) = self.grad(params, target, *given)
+            grads, (parts, td_error) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
             due = ready & ((count + 1) % self.target_update_interval == 0)
             target = learning.update_target(params, target, due, self.tau)
-            return ((params, target, opt_state), count + ready), (parts, surprise)
+            return ((params, target, opt_state), count + ready), (parts, td_error)
 
         begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
-        (nets, count), parts, surprise = learning.update_often(update, begun, given, ready)
-        told = tell(drawn.first, surprise, self.priority_exponent, ready)
-        return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
+        (nets, count), parts, td_error = learning.update_often(update, begun, given, ready)
+        changes = new_priorities(drawn.first, td_error, self.priority_exponent, ready)
+        return Learner(*nets, learner.ticks + 1, count), changes, mean(parts)
 
     @stage
     def grad(
         self, params: QNetwork, target: QNetwork, batch: Transition, weight: jax.Array
     ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
-        """The gradient of the loss; its parts, and how surprising each transition is."""
+        """The gradient of the loss, its parts, and the TD error of each transition."""
         next_atoms = self.atoms_of(target, batch.next_obs)
         chooses = self.atoms_of(params, batch.next_obs) if self.double else next_atoms
         follow = chosen(next_atoms, jnp.argmax(mean_return(self.form, chooses), -1))
@@ -196,10 +197,10 @@ class DQN:
         def loss(params: QNetwork) -> tuple[jax.Array, tuple]:
             atoms = self.atoms_of(params, batch.obs)
             said = chosen(atoms, batch.action)
-            lost, surprise = td_loss(self.form, said, batch.reward, batch.discount, follow)
+            lost, td_error = td_loss(self.form, said, batch.reward, batch.discount, follow)
             parts = {"loss": weight * lost, "q_values": mean_return(self.form, atoms)}
             parts = jax.tree.map(jnp.mean, parts)
-            return parts["loss"], (parts, surprise)
+            return parts["loss"], (parts, td_error)
 
         return jax.grad(loss, has_aux=True)(params)
 
@@ -209,7 +210,7 @@ class DQN:
         return learning.moved(self.optimiser, params, opt_state, grads, ready)
 
     def atoms_of(self, params: QNetwork, shown: jax.Array) -> jax.Array:
-        """What the network says of every action: [..., actions, atoms]."""
+        """The network's outputs for every action: [..., actions, atoms]."""
         shown = shown.astype(jnp.float32) if self.buffer_dtype else shown
         return q_network.action_atoms(params, shown, self.form.atoms)
 
@@ -222,7 +223,7 @@ class DQN:
 
     @property
     def form(self) -> Form:
-        """What the network says of an action."""
+        """The form of the action values."""
         return make_form(self.values, self.num_atoms, self.value_range)
 
     @property

@@ -1,4 +1,4 @@
-"""A loop that is also evaluated: what it has learnt plays on its own, where nothing is learnt."""
+"""A wrapper that also evaluates an algorithm: its learnt policy plays whole episodes."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """What training carries, and how often there was an occasion to evaluate it."""
+    """The carried state of training, and the number of occasions to evaluate it so far."""
 
     training: Any
     key: jax.Array
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Episodes under way, a row each, and what came of them so far."""
+    """Episodes in progress, a row each, and their returns so far."""
 
     states: Any
     obs: Any
@@ -51,8 +51,8 @@ class Evaluated:
 
     algorithm: Any
     episodes: int = 16  # at a time, each in an environment of its own
-    steps: int = 27_000  # an episode that lasts longer counts with its return so far, and is told
-    every: int = 10  # occasions: ticks, or where nobody waits for it, what it finds new
+    steps: int = 27_000  # a longer episode counts with its return so far, and is reported
+    every: int = 10  # occasions: ticks, or new values where it is an observer
 
     def __post_init__(self) -> None:
         for name in ("episodes", "steps", "every"):
@@ -76,34 +76,34 @@ class Evaluated:
         """The state before the first tick with `envs` environments to learn in."""
         training = self.algorithm.init(key, env, envs)
         own = jax.random.fold_in(key, OWN)
-        # Python has no use for a key, but for a number.
+        # Python needs a number, not a key.
         own = jax.random.bits(own, dtype=jnp.uint32) if isinstance(env, HostEnvironment) else own
         return State(training, own, jnp.int32(0))
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
-        """Evaluates what there is, and trains on."""
+        """Evaluate the current state, then train."""
         played = self.play_host if isinstance(env, HostEnvironment) else self.play_compiled
-        occasions, told = played(env, state)  # pyright: ignore[reportArgumentType]
+        occasions, evaluation = played(env, state)  # pyright: ignore[reportArgumentType]
         training, metrics = self.algorithm.tick(env, state.training)
-        if taken := sorted(set(metrics) & set(told)):
+        if taken := sorted(set(metrics) & set(evaluation)):
             raise TraceError(
                 f"tick shows a metric `{taken[0]}`, which is what an evaluation shows",
                 "Give it another name.",
             )
-        return State(training, state.key, occasions), metrics | told
+        return State(training, state.key, occasions), metrics | evaluation
 
     def play_compiled(self, env: Environment, state: State) -> tuple[jax.Array, Metrics]:
-        """The occasions so far, and what came of this one: nothing, unless it is the time."""
+        """The occasions so far, and the metrics of this one; zeros unless it is due."""
 
         def evaluate(key: jax.Array, occasions: jax.Array) -> tuple[jax.Array, Metrics]:
             def play() -> Metrics:
                 return self.play(env, state.training, jax.random.fold_in(key, occasions))
 
             rest = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(play))
-            told = lax.cond(occasions % self.every == 0, play, lambda: rest)
-            return occasions + 1, told
+            evaluation = lax.cond(occasions % self.every == 0, play, lambda: rest)
+            return occasions + 1, evaluation
 
-        # What it plays by it reads from around itself, so that nothing else has to cross.
+        # It closes over the parameters that it reads, so that nothing else has to cross.
         return stage(name=STAGE)(evaluate)(state.key, state.occasions)
 
     def play_host(self, env: HostEnvironment, state: State) -> tuple[jax.Array, Metrics]:
@@ -115,7 +115,7 @@ class Evaluated:
         return occasions, {f"{PREFIX}{name}": count for name, count in named}
 
     def last(self, env: Env, state: State) -> dict[str, np.ndarray]:
-        """What comes of evaluating a state once more, outside of any tick."""
+        """Evaluate a state once, outside of any tick."""
         if isinstance(env, HostEnvironment):
             playing = Playing(self.algorithm, env, self.episodes, self.steps, 1)
             counts = evaluated_host.played_once(playing, *state)
@@ -128,7 +128,7 @@ class Evaluated:
         return jax.tree.map(np.asarray, jax.jit(play)(state))
 
     def play(self, env: Environment, training: Any, key: jax.Array) -> Metrics:
-        """One episode in each environment, with what is thought best in each situation."""
+        """Play one episode in each environment with the greedy action."""
 
         def choose(obs: Any, memory: Any) -> tuple[Any, Any]:
             return self.algorithm.play(env, training, obs, memory)
@@ -141,14 +141,14 @@ class Evaluated:
             length = jnp.where(played.over, played.length, step.episode_length)
             return Played(states, step.obs, memory, over, score, length)
 
-        def goes_on(turn: tuple[jax.Array, Played]) -> jax.Array:
+        def continues(turn: tuple[jax.Array, Played]) -> jax.Array:
             return (turn[0] < self.steps) & ~jnp.all(turn[1].over)
 
         states, obs = env.reset(key_rows(key, self.episodes))
         none = jnp.zeros(self.episodes)
         first = move(Played(states, obs, None, none > 0, none, none.astype(jnp.int32)))
         turn = (jnp.int32(1), first)
-        _, played = lax.while_loop(goes_on, lambda turn: (turn[0] + 1, move(turn[1])), turn)
+        _, played = lax.while_loop(continues, lambda turn: (turn[0] + 1, move(turn[1])), turn)
         return {
             f"{PREFIX}episodes": jnp.float32(self.episodes),
             f"{PREFIX}return": jnp.sum(played.score),

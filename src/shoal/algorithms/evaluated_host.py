@@ -23,7 +23,7 @@ COUNTS = ("episodes", "return", "length", "unfinished")
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """Who plays where, how much and how often, as plain data that another process can be sent."""
+    """The algorithm, environment and settings of an evaluation, as plain data for any process."""
 
     algorithm: Any
     env: HostEnvironment

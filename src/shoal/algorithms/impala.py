@@ -1,7 +1,7 @@
-"""IMPALA: an actor-critic that learns from what older policies did (Espeholt et al., 2018).
+"""IMPALA: an actor-critic that learns from the data of older policies (Espeholt et al., 2018).
 
-V-trace weighs each step by how likely the newest policy is to do what was done, so actors need not
-wait for the learner. Where nothing lags, it is A2C.
+V-trace weights each step by the newest policy's probability of its action, so actors need not
+wait for the learner. Without lag it is A2C.
 """
 
 from dataclasses import dataclass
@@ -61,8 +61,8 @@ class IMPALA:
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     gamma: float = 0.99
-    clip_rho_threshold: float = 1.0  # ρ̄: how far a step's own surprise is believed
-    clip_c_threshold: float = 1.0  # c̄: how far all that follows it is
+    clip_rho_threshold: float = 1.0  # ρ̄: clips the weight of a step's own TD error
+    clip_c_threshold: float = 1.0  # c̄: clips the weights of the steps after it
     vtrace_lambda: float = 1.0  # λ
     ent_coef: float = 0.01
     vf_coef: float = 0.5

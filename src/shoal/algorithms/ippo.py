@@ -1,4 +1,4 @@
-"""PPO for teams in which each agent judges for itself (de Witt et al., 2020)."""
+"""PPO for teams with a critic for each agent alone (de Witt et al., 2020)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -78,7 +78,9 @@ class PPO:
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
     sequence_length: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
-    decoupled: bool = False  # clip about the newest policy, whichever acted: for lagged plans
+    decoupled: bool = (
+        False  # clip around the newest policy, not the one that acted: for lagged plans
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

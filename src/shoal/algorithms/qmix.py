@@ -1,4 +1,4 @@
-"""Deep Q-learning of a team, whose worth is mixed from its agents' (Rashid et al., 2018).
+"""Deep Q-learning of a team, whose value is mixed from its agents' (Rashid et al., 2018).
 
 Agents of a policy share one recurrent network. Replay keeps sequences of a tick's steps, each with
 what was remembered at its start.
@@ -158,7 +158,7 @@ class QMIX:
         return key, *mixing.choose(params, memory, shown, keys, epsilon)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
-        """Every agent's best action, or any with chance ε; and what is remembered then."""
+        """Every agent's greedy action, or with a key the ε-greedy one; and the new memory."""
         routes, learner = route(env, self.policies), state.learner
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(learner.ticks)
         shown = look(routes, obs, 0, central=False)
@@ -206,13 +206,13 @@ class QMIX:
         return jax.grad(self.loss, has_aux=True)(params, target, along)
 
     def loss(self, params: Networks, target: Networks, batch: Any) -> tuple[jax.Array, Metrics]:
-        """½ (Q_tot - G)², where G is made of what the target says of the best next actions."""
+        """½ (Q_tot - G)², where G uses the target network's values of the best next actions."""
         given = batch.memory, (batch.obs, batch.last_obs), batch.ended
-        worth_t, then_t = mixing.judge_team(params, *given)
-        _, target_then_t = mixing.judge_team(target, *given)
+        q_values_t, then_t = mixing.team_agents_q_values(params, *given)
+        _, target_then_t = mixing.team_agents_q_values(target, *given)
         best_t = jax.tree.map(lambda q: jnp.argmax(q, -1), then_t if self.double else target_then_t)
-        total_t = mixing.team_worth(params, worth_t, batch.action, batch.obs)
-        next_t = mixing.team_worth(target, target_then_t, best_t, batch.last_obs)
+        total_t = mixing.team_q_value(params, q_values_t, batch.action, batch.obs)
+        next_t = mixing.team_q_value(target, target_then_t, best_t, batch.last_obs)
         # G_t = r_t + γ_t ((1 - λ_t) Q_tot(s_{t+1}) + λ_t G_{t+1})
         discount_t, lambda_t = self.gamma * ~batch.terminated, self.td_lambda * ~batch.ended
         reward_t = batch.reward + discount_t * (1 - lambda_t) * next_t

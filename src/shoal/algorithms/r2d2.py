@@ -11,7 +11,7 @@ from jax import lax
 from shoal.algorithms.dqn import Env, Metrics
 from shoal.envs import Discrete, EnvState, HostState, episode_totals, key_rows
 from shoal.errors import SettingError
-from shoal.rl import learning, q_network, replay
+from shoal.rl import learning, q_network, replay, transitions
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.memory import forget, start
 from shoal.rl.optimise import clipped_adam
@@ -19,7 +19,7 @@ from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_
 from shoal.rl.q_values import best_or_any, mixed, pick, rescale, unscale
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import n_step_returns
-from shoal.rl.transitions import Drawn, Seen, Told, example, importance, nothing_told, tell
+from shoal.rl.transitions import Drawn, PriorityUpdate, Seen, example, importance
 from shoal.tracing.stage import mean, stage
 
 
@@ -38,10 +38,10 @@ class State(NamedTuple):
     env_states: EnvState | HostState
     obs: Any
     memory: Any
-    shyness: jax.Array  # the power of ε with which an environment explores
+    epsilon_exponent: jax.Array  # to which power of ε an environment explores
     replay_keys: jax.Array
     chunks: replay.Replay
-    told: Told  # what the learner says of the sequences it saw last
+    priority_update: PriorityUpdate  # new priorities of the sequences learnt from last
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class R2D2:
         kept = Chunk(kept, start(params.memory))
         capacity = self.buffer_size_per_env // self.num_steps
         chunks = init_rings(kept, capacity, envs, self.priority_exponent)
-        told = nothing_told((envs, self.updates, self.batch_size_per_env))
-        shyness = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
-        rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), shyness
-        return State(learner, *rows, key_rows(replay_key, envs), chunks, told)
+        changes = transitions.no_priorities((envs, self.updates, self.batch_size_per_env))
+        exponent = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
+        rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), exponent
+        return State(learner, *rows, key_rows(replay_key, envs), chunks, changes)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Steps, then learns."""
@@ -122,7 +122,7 @@ class R2D2:
             keys, env_states, obs, memory = carry
             shown = features(env, obs, self.torso)
             shared = {"params": learner.params, "ticks": learner.ticks}
-            keys, memory, action = self.act((keys, memory), state.shyness, shown, **shared)
+            keys, memory, action = self.act((keys, memory), state.epsilon_exponent, shown, **shared)
             env_states, step = env.step(env_states, action)
             last = features(env, step.last_obs, self.torso)
             seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
@@ -133,33 +133,34 @@ class R2D2:
         rows, seen, totals = learning.collected(collect, begun, self.num_steps)
         chunk = Chunk(seen, state.memory)
         if self.priority_exponent:
-            chunks = chunks._replace(priorities=self.replay_update(chunks, state.told))
+            chunks = chunks._replace(priorities=self.replay_update(chunks, state.priority_update))
         chunks = self.replay_add(chunks, chunk)
         replay_keys, drawn = self.replay_sample(state.replay_keys, chunks)
-        learner, told, parts = self.learn(learner, drawn)
-        return State(learner, *rows, state.shyness, replay_keys, chunks, told), parts | totals
+        learner, changes, parts = self.learn(learner, drawn)
+        after = State(learner, *rows, state.epsilon_exponent, replay_keys, chunks, changes)
+        return after, parts | totals
 
     @stage(per="env")
-    def act(self, row: tuple, shyness: jax.Array, shown: jax.Array, *, params: QNetwork,
+    def act(self, row: tuple, exponent: jax.Array, shown: jax.Array, *, params: QNetwork,
             ticks: jax.Array) -> tuple:  # fmt: skip
-        """The next key and memory, and the best action, or any with chance ε."""
+        """The next key and memory, and the ε-greedy action."""
         key, action_key = jax.random.split(row[0])
-        memory, worth = q_network.look(params, row[1], shown)
-        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** shyness
-        return key, memory, best_or_any(action_key, worth, epsilon)
+        memory, q_values = q_network.look(params, row[1], shown)
+        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** exponent
+        return key, memory, best_or_any(action_key, q_values, epsilon)
 
     def play(self, env: Any, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
-        """The best action in one environment, or any with chance ε; and what is remembered then."""
+        """The greedy action in one environment, or with a key the ε-greedy one; and memory."""
         params, ticks = state.learner.params, state.learner.ticks
         memory = start(params.memory) if memory is None else memory
-        memory, worth = q_network.look(params, memory, q_network.features_of_one(params, obs))
+        memory, q_values = q_network.look(params, memory, q_network.features_of_one(params, obs))
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
-        return best_or_any(key, worth, epsilon), memory
+        return best_or_any(key, q_values, epsilon), memory
 
     @stage(per="env")
-    def replay_update(self, chunks: replay.Replay, told: Told) -> replay.Priorities:
-        """The priorities that the last tick's learning gave; the ring stays where it is."""
-        return replay.set_priorities(chunks.priorities, chunks.ring, *told)
+    def replay_update(self, chunks: replay.Replay, changes: PriorityUpdate) -> replay.Priorities:
+        """The priorities updated by the last tick's learning; the ring isn't changed."""
+        return replay.set_priorities(chunks.priorities, chunks.ring, *changes)
 
     @stage(per="env")
     def replay_add(self, chunks: replay.Replay, chunk: Chunk) -> replay.Replay:
@@ -179,29 +180,29 @@ class R2D2:
         return key, for_updates(drawn, self.updates, self.batch_size_per_env)
 
     @stage
-    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, Told, Metrics]:
-        """The learner after all updates, what it says of each sequence, and the mean loss."""
+    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, PriorityUpdate, Metrics]:
+        """The learner after all updates, the new priorities, and the mean loss."""
         ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
         weight = importance(drawn.ratio, self.importance_exponent)
 
         def update(carry: tuple, given: tuple[Chunk, jax.Array]) -> tuple:
             (params, target, opt_state), count = carry
-            grads, (parts, surprise) = self.grad(params, target, *given)
+            grads, (parts, td_error) = self.grad(params, target, *given)
             params, opt_state = self.apply(params, opt_state, mean(grads), ready)
             due = ready & ((count + 1) % self.target_update_interval == 0)
             target = learning.update_target(params, target, due, self.tau)
-            return ((params, target, opt_state), count + ready), (parts, surprise)
+            return ((params, target, opt_state), count + ready), (parts, td_error)
 
         begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
-        (nets, count), parts, surprise = learning.update_often(update, begun, given, ready)
-        told = tell(drawn.first, surprise, self.priority_exponent, ready)
-        return Learner(*nets, learner.ticks + 1, count), told, mean(parts)
+        (nets, count), parts, td_error = learning.update_often(update, begun, given, ready)
+        changes = transitions.new_priorities(drawn.first, td_error, self.priority_exponent, ready)
+        return Learner(*nets, learner.ticks + 1, count), changes, mean(parts)
 
     @stage
     def grad(
         self, params: QNetwork, target: QNetwork, batch: Chunk, weight: jax.Array
     ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
-        """The gradient of the loss; its parts, and how surprising each sequence is."""
+        """The gradient of the loss, its parts, and the TD error of each sequence."""
         seen: Seen = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), batch.seen)
         ends_t = seen.terminated | seen.truncated
         fresh_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
@@ -214,7 +215,7 @@ class R2D2:
             memory, _ = q_network.walk(params, batch.memory, *burnt)
             memory = lax.stop_gradient(memory)
             _, (value_t, memory_t) = q_network.walk(params, memory, learnt.obs, fresh_t)
-            return value_t, q_network.glance(params, memory_t, learnt.next_obs)
+            return value_t, q_network.peek(params, memory_t, learnt.next_obs)
 
         _, judged_t = values(target)
 

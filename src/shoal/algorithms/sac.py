@@ -11,7 +11,7 @@ from jax import lax
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
-from shoal.rl.critics import Critics, init_critics, worth
+from shoal.rl.critics import Critics, init_critics, q_values
 from shoal.rl.learning import for_updates, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
@@ -149,8 +149,8 @@ class SAC:
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The policy's likeliest action in one environment, or one drawn."""
-        chances = squashed(state.learner.params.actor, self.features(env, obs))
-        unit = chances.mode() if key is None else chances.sample(key)
+        distribution = squashed(state.learner.params.actor, self.features(env, obs))
+        unit = distribution.mode() if key is None else distribution.sample(key)
         return in_box(check_bounded(type(self).__name__, env.action_space), unit), ()
 
     @stage(per="env")
@@ -203,14 +203,14 @@ class SAC:
         alpha = lax.stop_gradient(jnp.exp(params.log_alpha))
         next_action, next_log_prob = squashed(params.actor, batch.next_obs).at(noise[:, 0])
         next_value = losses.soft_value(
-            worth(target, batch.next_obs, next_action), next_log_prob, alpha
+            q_values(target, batch.next_obs, next_action), next_log_prob, alpha
         )
         value = lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_value)
-        guess = worth(params.critics, batch.obs, batch.action)
+        guess = q_values(params.critics, batch.obs, batch.action)
 
         action, log_prob = squashed(params.actor, batch.obs).at(noise[:, 1])
         fixed = lax.stop_gradient(params.critics)
-        own_value = losses.soft_value(worth(fixed, batch.obs, action), log_prob, alpha)
+        own_value = losses.soft_value(q_values(fixed, batch.obs, action), log_prob, alpha)
 
         wanted = -action.shape[-1] if self.target_entropy is None else self.target_entropy
         alpha_loss = losses.temperature_loss(params.log_alpha, log_prob, wanted)

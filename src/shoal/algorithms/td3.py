@@ -12,7 +12,7 @@ from jax import lax
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
-from shoal.rl.critics import Critics, init_critics, worth
+from shoal.rl.critics import Critics, init_critics, q_values
 from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
 from shoal.rl.nets import Layers, init_mlp
 from shoal.rl.observations import features_of
@@ -79,7 +79,7 @@ class TD3:
     learning_rate: float = 3e-4
     gamma: float = 0.99
     n_step: int = 1
-    num_critics: int = 2  # of which the lowest is believed
+    num_critics: int = 2  # of which the minimum is used
     policy_frequency: int = 2  # updates of the critics, after which actor and targets are moved
     policy_noise: float = 0.2  # the noise of the target's actions; all noise is of actions in ±1
     noise_clip: float = 0.5
@@ -194,14 +194,14 @@ class TD3:
         batch, noise = drawn
         noise = jnp.clip(self.policy_noise * noise, -self.noise_clip, self.noise_clip)
         next_action = jnp.clip(certain(target.actor, batch.next_obs) + noise, -1, 1)
-        next_value = losses.soft_value(worth(target.critics, batch.next_obs, next_action))
+        next_value = losses.soft_value(q_values(target.critics, batch.next_obs, next_action))
         value = lax.stop_gradient(batch.reward + batch.discount * next_value)
-        guess = worth(params.critics, batch.obs, batch.action)
+        guess = q_values(params.critics, batch.obs, batch.action)
         critic_loss = jnp.sum(jnp.mean(losses.squared_error(guess, value), axis=1))
 
         def actor_loss(actor: Layers, critics: Critics) -> jax.Array:
-            # The first critic's alone, as published: the actor must not learn to please the lower.
-            return -jnp.mean(worth(critics[:1], batch.obs, certain(actor, batch.obs)))
+            # The first critic's alone, as published.
+            return -jnp.mean(q_values(critics[:1], batch.obs, certain(actor, batch.obs)))
 
         fixed = lax.stop_gradient(params.critics)
         own = lax.cond(turn, actor_loss, lambda *_: jnp.float32(0), params.actor, fixed)

@@ -26,17 +26,17 @@ Start = Callable[..., Tree]
 
 
 class Transition(NamedTuple):
-    """What one step of a simulator led to, before any reset.
+    """The result of one step of a simulator, before any reset.
 
     Where several agents act, all but the state is [agents, ...], or, where the agents differ, a
     dictionary from a group's name to that. What the row of an agent contains after it has ended,
-    while others go on, has no effect.
+    while others continue, has no effect.
     """
 
     state: Any
     obs: Tree
     reward: Tree
-    terminated: Tree  # the task ended: nothing is worth anything afterwards
+    terminated: Tree  # the task ended: the value afterwards is 0
     truncated: Tree  # the time was up: the state after it still has a value
 
 
@@ -63,7 +63,7 @@ class Simulator(Protocol):
         ...
 
     def step(self, key: jax.Array, state: Any, action: Tree) -> Transition:
-        """What `action` leads to from `state`."""
+        """Step from `state` by `action`."""
         ...
 
 
@@ -78,7 +78,7 @@ class EnvState(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step of an environment shows.
+    """The result of a step of an environment.
 
     `episode_return` and `episode_length` count this step too: where an episode ends, its totals.
     Where several agents act, an episode ends when all of them have, its return is the mean of
@@ -119,7 +119,7 @@ class Environment:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Who acts, group after group; none by name: one agent acts, and no axis counts it."""
+        """The agents' names, group after group; empty for a single agent without an axis."""
         return getattr(self.simulator, "agents", ())
 
     def reset(self, keys: jax.Array) -> tuple[EnvState, Tree]:
@@ -231,7 +231,7 @@ def _without(gone: Tree, tree: Tree, value: float) -> Tree:
 
 
 def _start_where(start: Start, done: jax.Array, keys: Tree, going: Tree) -> Tree:
-    """What `start` makes of `keys` where an episode is done, else what is going on."""
+    """A new start from `keys` where an episode is done, else the episode in progress."""
     return _where(done, start(*keys), going)
 
 

@@ -24,7 +24,7 @@ XLA = "envpool.python.lax"
 
 @contextmanager
 def _without_jax() -> Iterator[None]:
-    """Keep EnvPool from importing JAX, for an XLA interface that nobody here uses."""
+    """Keep EnvPool from importing JAX, for an XLA interface that isn't used here."""
     before = sys.modules.get(XLA, sys)
     sys.modules[XLA] = None  # pyright: ignore[reportArgumentType]
     try:
@@ -52,7 +52,7 @@ class EnvPoolSimulator:
     `num_threads` is a setting; without it, a thread an environment up to the cores at hand. Every
     environment has a seed of its own. Rewards of Atari games are clipped to their signs to learn
     from, unless `clip_reward=False`; episodes are counted with the true ones. With
-    `asynchronous=True` each environment is heard as soon as it has stepped.
+    `asynchronous=True` each result is received as soon as its environment has stepped.
     """
 
     id: str
@@ -62,7 +62,7 @@ class EnvPoolSimulator:
         if wrong := [name for name, _ in self.settings if name in OWN]:
             raise SettingError(
                 f"`{wrong[0]}` can't be set for an EnvPool environment",
-                "Environments and seeds are the loop's; `asynchronous=True` hears each environment "
+                "Environments and seeds are the loop's; `asynchronous=True` receives each result "
                 "as it comes. Use `clip_reward` for rewards.",
             )
 
@@ -78,7 +78,7 @@ class EnvPoolSimulator:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """None by name: one agent acts."""
+        """Empty: a single agent acts."""
         return ()
 
     def open(self, seeds: np.ndarray) -> EnvPoolVector | AsyncEnvPoolVector:
@@ -97,7 +97,7 @@ class EnvPoolVector:
 
     def __init__(self, simulator: EnvPoolSimulator, seeds: np.ndarray) -> None:
         self._form = _form(simulator)
-        self._pool = _pool(simulator, seeds, heard=len(seeds))
+        self._pool = _pool(simulator, seeds, batch=len(seeds))
         self._ids = np.arange(len(seeds), dtype=np.int32)
 
     def reset(self) -> Leaves:
@@ -128,15 +128,15 @@ class EnvPoolVector:
 
 
 class AsyncEnvPoolVector:
-    """A pool whose environments are heard one by one, in the order in which they are done.
+    """A pool whose results are received one by one, in the order in which they are done.
 
     One that has ended begins its next episode while the others still step; so a slow step or reset
-    keeps nobody else's thread waiting. What comes back is the same as from a pool stepped whole.
+    keeps no other thread waiting. The results are the same as from a pool stepped whole.
     """
 
     def __init__(self, simulator: EnvPoolSimulator, seeds: np.ndarray) -> None:
         self._form = _form(simulator)
-        self._pool = _pool(simulator, seeds, heard=1)
+        self._pool = _pool(simulator, seeds, batch=1)
         self._ids = np.arange(len(seeds), dtype=np.int32)
 
     def reset(self) -> Leaves:
@@ -225,15 +225,15 @@ def _settings(simulator: EnvPoolSimulator) -> dict[str, Any]:
     return {name: value for name, value in simulator.settings if name not in ADDED}
 
 
-def _pool(simulator: EnvPoolSimulator, seeds: np.ndarray, heard: int) -> Any:
-    """A pool that is heard of once `heard` of its environments are done."""
+def _pool(simulator: EnvPoolSimulator, seeds: np.ndarray, batch: int) -> Any:
+    """A pool that returns results in batches of `batch` environments."""
     n = len(seeds)
     settings = {"num_threads": min(n, len(os.sched_getaffinity(0))), **_settings(simulator)}
     own = (seeds >> 1).astype(int).tolist()  # EnvPool's seeds are signed
     try:
         with _without_jax():
             return envpool.make_gymnasium(
-                simulator.id, num_envs=n, batch_size=heard, seed=own, **settings
+                simulator.id, num_envs=n, batch_size=batch, seed=own, **settings
             )
     except Exception as error:
         raise RowError(0, "can't be made", error) from error

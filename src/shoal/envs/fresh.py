@@ -75,7 +75,7 @@ class _Still:
         return self.obs
 
     def step(self, action: np.ndarray) -> Moves:
-        raise AssertionError("nobody steps these")
+        raise AssertionError("these are never stepped")
 
     def close(self) -> None:
         pass

@@ -13,7 +13,7 @@ from shoal.envs.host import Leaves
 from shoal.envs.spaces import Action, Box, Dict, Discrete, MultiDiscrete, Observation
 from shoal.errors import SettingError
 
-# JAX computes with 32 bits unless told otherwise.
+# JAX computes with 32 bits by default.
 NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 

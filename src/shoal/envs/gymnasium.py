@@ -1,4 +1,4 @@
-"""Environments of Gymnasium: whatever is registered there, one after the other in a process."""
+"""Environments registered with Gymnasium, stepped one after the other in a process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GymnasiumSimulator:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """None by name: one agent acts."""
+        """Empty: a single agent acts."""
         return ()
 
     def open(self, seeds: np.ndarray) -> GymnasiumVector:

@@ -1,6 +1,6 @@
 """Environments that are stepped in Python, many at a time; nothing here needs JAX.
 
-A simulator is plain data that travels to whichever process is to step it. The environments it opens
+A simulator is plain data that is sent to the process that steps it. The environments it opens
 there stay there: only arrays come and go.
 """
 
@@ -122,7 +122,7 @@ def close_all() -> None:
 class _Rows:
     """Open environments and what is counted of them."""
 
-    simulator: HostSimulator  # which it is, not what it equals, tells environments apart
+    simulator: HostSimulator  # compared by identity, not by equality
     vector: Vector
     action_space: Action
     steps: int
@@ -143,16 +143,16 @@ class _Rows:
         self.steps += 1
         returns, lengths = self.episode_return + score, self.episode_length + 1
         active: Leaves = ()
-        goes_on = ~(terminated | truncated)
-        if goes_on.ndim > 1:
-            gone = np.zeros_like(goes_on) if self.gone is None else self.gone
+        continues = ~(terminated | truncated)
+        if continues.ndim > 1:
+            gone = np.zeros_like(continues) if self.gone is None else self.gone
             reward, last_obs = np.where(gone, 0, reward), cleared(last_obs, gone)
             terminated, truncated, active = terminated | gone, truncated & ~gone, (~gone,)
-            ended = ~goes_on | gone
-            goes_on = ~np.all(ended, axis=1)
-            self.gone = gone = ended & goes_on.reshape(-1, 1)
+            ended = ~continues | gone
+            continues = ~np.all(ended, axis=1)
+            self.gone = gone = ended & continues.reshape(-1, 1)
             obs = cleared(obs, gone)
-        self.episode_return, self.episode_length = returns * goes_on, lengths * goes_on
+        self.episode_return, self.episode_length = returns * continues, lengths * continues
         steps = np.full(len(lengths), self.steps, np.int32)
         return (steps, *obs, reward, terminated, truncated, *last_obs, returns, lengths, *active)
 

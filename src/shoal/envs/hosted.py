@@ -46,7 +46,7 @@ class HostEnvironment:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Who acts, each with a place on the axis after the environments'; none: one, no axis."""
+        """The agents' names, in the order of their axis; empty for one agent without an axis."""
         return self.simulator.agents
 
     def reset(self, keys: jax.Array) -> tuple[HostState, Any]:

@@ -55,7 +55,7 @@ class JaxMARLSimulator:
 
     Agents are an axis where all see and do the same kind of thing. Where they differ, everything
     is a dictionary of groups, called as their agents without a number: `adversary`, `agent`. In
-    SMAX an agent is also shown what it may do and the whole world. A unit that has died goes on
+    SMAX an agent is also shown what it may do and the whole world. A unit that has died keeps
     earning its team's reward, so it ends only when the battle does; till then it must stand still.
     """
 
@@ -74,7 +74,7 @@ class JaxMARLSimulator:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Who acts, group after group."""
+        """The agents' names, group after group."""
         return tuple(agent for _, agents in self.groups for agent in agents)
 
     @property

@@ -1,4 +1,4 @@
-"""Modules that others import and seldom use, loaded when they are first used."""
+"""Lazy imports: modules that are loaded when they are first used."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class PettingZooSimulator:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Who acts, in the order of the agents' axis."""
+        """The agents' names, in the order of the agents' axis."""
         return _form(self).agents
 
     def open(self, seeds: np.ndarray) -> PettingZooVector:

@@ -76,7 +76,7 @@ def has_parts(names: Iterable[str]) -> bool:
 
 
 def parts(space: Observation) -> tuple[Observation, bool, Observation | None]:
-    """What an agent sees itself, whether it is told what it may do, and the world if shown."""
+    """The agent's own observation, whether there is a mask, and the world if there is one."""
     named = dict(space.spaces) if isinstance(space, Dict) else {}
     if not has_parts(named):
         return space, False, None

@@ -171,7 +171,7 @@ def _is_product(e: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What programs of one group do: sum up every so manieth block of samples."""
+    """The programs of one group: each sums up every n-th block of samples."""
 
     plan: Sums
     count: int

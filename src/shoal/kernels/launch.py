@@ -20,7 +20,7 @@ def launched(
     given: Sequence[Any],
     outs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """What a grid of programs makes of arrays; raises where it can't be compiled."""
+    """Run a grid of programs on arrays; raises where it can't be compiled."""
     if launch.interpret:
         return list(_call(launch, kernel, grid, tuple(outs))(*given))
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]

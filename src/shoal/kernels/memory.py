@@ -92,7 +92,7 @@ class Port:
         return jnp.pad(x, [(0, n - m) for n, m in zip(wanted, x.shape, strict=True)])
 
     def restored(self, x: Any, lead: Sequence[int]) -> Any:
-        """A kernel's result as the array that the loop goes on with."""
+        """A kernel's result as the array that the loop continues with."""
         shape = (*lead, *self.frame.shape)
         if x.shape != shape:
             x = x[tuple(slice(0, n) for n in shape)]

@@ -1,4 +1,4 @@
-"""A program with those of its parts as kernels that can be, found by their jaxprs alone."""
+"""Rewrites a program so that parts of its jaxpr become kernels where they can."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _is_candidate(e: Any) -> bool:
 
 
 def _name_of(e: Any) -> tuple[str, str]:
-    """What a part is called in reports, and its line; no name if nobody expects it a kernel."""
+    """A part's name in reports, and its line; no name if it isn't expected to be a kernel."""
     if e.primitive is in_blocks_p:
         return "the sum over samples", place_of(e)
     marks = [m for m in dict.fromkeys(marks_in(e)) if m.per == "env"]

@@ -1,6 +1,6 @@
-"""An actor and a critic: two networks that share nothing but what sees images, and what remembers.
+"""An actor and a critic: two networks that share only the image torso and the memory.
 
-What is seen goes through a torso if it is an image, then through memory if there is one, then to
+Observations go through a torso if they are images, then through memory if there is one, then to
 both networks. Actions that an observation's mask forbids are never chosen.
 """
 
@@ -38,7 +38,7 @@ class ActorCritic(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the networks made of a rollout: [steps, envs, ...]."""
+    """The networks' outputs on a rollout: [steps, envs, ...]."""
 
     features: Any  # with a mask beside them where there is one
     memory: Any  # before each step
@@ -89,7 +89,7 @@ def policy_of(params: ActorCritic, expected: Expected) -> Distribution:
 
 
 def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribution]:
-    """What is remembered then, and what the actor does on seeing `features` too."""
+    """The new memory, and the actor's distribution for `features`."""
     own, mask = own_and_mask(features)
     seen = embed(params.torso, own)
     memory, seen = remember(params.memory, memory, seen, _never(seen))
@@ -99,9 +99,9 @@ def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribut
 def play(
     params: ActorCritic, memory: Any, features: Any, key: jax.Array | None = None
 ) -> tuple[jax.Array, Any]:
-    """The likeliest action on seeing `features` too, and what is remembered then; None: nothing.
+    """The most likely action for `features`, and the new memory (None: none yet).
 
-    With a key the action is drawn instead.
+    With a key the action is sampled instead.
     """
     if memory is None:
         own, _ = own_and_mask(features)
@@ -127,7 +127,7 @@ def policy_and_value(
 
 
 def expect(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
-    """What the networks make of a rollout; nothing is learnt through what comes next."""
+    """Evaluate the networks on a rollout, without gradients through the next values."""
     if params.memory:
         return _recall(params, features, rollout)
 
@@ -149,7 +149,7 @@ def _where_late(
     features: Callable[[Any], Any],
     otherwise: jax.Array,
 ) -> jax.Array:
-    """What is expected after steps whose time was up, from what they led to; others as they are."""
+    """The values after truncated steps, from their last observations; others unchanged."""
 
     def look(params: ActorCritic, seen: jax.Array) -> jax.Array:
         return _value(params.critic, embed(params.torso, seen))
@@ -163,7 +163,7 @@ def _where_late(
 
 
 def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
-    """The same with memory, step by step: what a step led to is seen by who remembers the step."""
+    """The same with memory, step by step: each last observation is evaluated with its memory."""
 
     def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
         now, last, ended = at
@@ -181,7 +181,7 @@ def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollou
 
 
 def value(params: ActorCritic, features: jax.Array) -> jax.Array:
-    """What the critic expects on seeing `features`, and nothing before."""
+    """V(s) for `features` at the start of an episode."""
     return _value(params.critic, _embed_all(params.torso, features))
 
 

@@ -1,4 +1,4 @@
-"""Critics of continuous actions: several networks, each of which says what an action is worth."""
+"""Critics of continuous actions: several networks, each of which estimates Q(s, a)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ Critics = tuple[Layers, ...]
 
 
 def init_critics(key: jax.Array, sizes: tuple[int, ...], count: int) -> Critics:
-    """So many critics with layers of `sizes`, the first what is seen and done together."""
+    """`count` critics with layers of `sizes`; their input is features and action together."""
     return tuple(init_mlp(each, (*sizes, 1)) for each in jax.random.split(key, count))
 
 
-def worth(critics: Critics, features: jax.Array, action: jax.Array) -> jax.Array:
+def q_values(critics: Critics, features: jax.Array, action: jax.Array) -> jax.Array:
     """Q(s, a) by each critic: [critics, ...]."""
     both = jnp.concatenate([features, action], axis=-1)
     return jnp.stack([mlp(critic, both, jax.nn.relu)[..., 0] for critic in critics])

@@ -14,7 +14,7 @@ HALF_LOG_2PI = 0.9189385332046727
 
 
 class Distribution(Protocol):
-    """What a policy says about its next action."""
+    """A policy's distribution over its next action."""
 
     def sample(self, key: jax.Array) -> jax.Array:
         """A random action."""
@@ -58,11 +58,11 @@ class Categorical(NamedTuple):
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
-def masked(chances: Distribution, mask: jax.Array) -> Categorical:
-    """The same chances among the actions that `mask` allows, and none of the others."""
-    assert isinstance(chances, Categorical), "only single choices are ever masked"
+def masked(distribution: Distribution, mask: jax.Array) -> Categorical:
+    """The distribution restricted to the actions that `mask` allows."""
+    assert isinstance(distribution, Categorical), "only single choices are ever masked"
     # Not -inf: its product with a probability of 0 is no number.
-    return Categorical(jnp.where(mask.astype(bool), chances.logits, -1e9))
+    return Categorical(jnp.where(mask.astype(bool), distribution.logits, -1e9))
 
 
 def check_mask(seen: Observation, done: Action) -> None:
@@ -165,9 +165,9 @@ class TanhNormal(NamedTuple):
 
         It is taken by Gauss-Hermite quadrature with three points a coordinate.
         """
-        spread = jnp.sqrt(3.0) * jnp.exp(self.log_std)
+        offset = jnp.sqrt(3.0) * jnp.exp(self.log_std)
         at_mean, above, below = (
-            _log_slope(x) for x in (self.mean, self.mean + spread, self.mean - spread)
+            _log_slope(x) for x in (self.mean, self.mean + offset, self.mean - offset)
         )
         return Normal(*self).entropy() + jnp.sum(2 / 3 * at_mean + (above + below) / 6, axis=-1)
 

@@ -1,4 +1,4 @@
-"""Learning from replay: what a tick collects, and as many updates as its rate contract says."""
+"""Learning from replay: a tick's steps, and the number of updates of its rate contract."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ class Learner(NamedTuple):
 
 
 def init_learner(params: Any, opt_state: Any) -> Learner:
-    """Before anything is learnt: the target is what is learnt itself."""
+    """The initial learner: the target is a copy of the parameters."""
     return Learner(params, params, opt_state, jnp.int32(0), jnp.int32(0))
 
 

@@ -80,10 +80,10 @@ def actor_critic(
 
 
 def soft_value(
-    worth: jax.Array, log_prob: jax.Array | float = 0.0, temperature: jax.Array | float = 0.0
+    q_values: jax.Array, log_prob: jax.Array | float = 0.0, temperature: jax.Array | float = 0.0
 ) -> jax.Array:
     """min_i Q_i - α log π of [critics, ...] (Fujimoto et al., 2018; Haarnoja et al., 2018)."""
-    return jnp.min(worth, axis=0) - temperature * log_prob
+    return jnp.min(q_values, axis=0) - temperature * log_prob
 
 
 def temperature_loss(

@@ -1,4 +1,4 @@
-"""Memory between what is seen and what is done: GRU, LSTM, or attention over what was seen last.
+"""Recurrent memory between observations and actions: GRU, LSTM, or windowed attention.
 
 Memory is a plain pytree of parameters, its state one too. Features are [..., inputs], a state has
 the same axes before its own, and `fresh` says where features are the first of an episode: nothing
@@ -83,7 +83,7 @@ def width_of(memory: Memory, inputs: int) -> int:
 
 
 def start(memory: Memory, rows: tuple[int, ...] = ()) -> State:
-    """What is remembered before anything was seen: nothing; a state for each of `rows`."""
+    """The initial state, for each of `rows`."""
     match memory:
         case Gru():
             return jnp.zeros((*rows, memory.state.weight.shape[0]))
@@ -101,7 +101,7 @@ def start(memory: Memory, rows: tuple[int, ...] = ()) -> State:
 def remember(
     memory: Memory, state: State, features: jax.Array, fresh: jax.Array
 ) -> tuple[State, jax.Array]:
-    """The state after one step, and the features with what is remembered."""
+    """The state after one step, and the features with memory."""
     match memory:
         case Gru() | Lstm():
             return _turn(memory, state, (dense(memory.inputs, features), fresh))
@@ -129,7 +129,7 @@ def unroll(
 
 
 def forget(state: State, ended: jax.Array) -> State:
-    """Nothing where an episode has `ended`, so that no step after it need be marked fresh."""
+    """Reset the state where an episode has `ended`, so that later steps need no mark."""
 
     def fade(x: jax.Array) -> jax.Array:
         return jnp.where(ended.reshape(*ended.shape, *[1] * (x.ndim - ended.ndim)), 0, x)
@@ -195,8 +195,8 @@ def _attend(
     scores += jnp.take(memory.bias, age, axis=1, mode="clip")
     theirs = jnp.moveaxis(episode_t[:, None] == episode, (0, 1), (-2, -1))
     near = theirs & (age >= 0) & (age < window)
-    chances = jax.nn.softmax(jnp.where(near[..., None, :, :], scores, -1e9), axis=-1)
-    found = jnp.einsum("...hts,s...hd->t...hd", chances, value)
+    weights = jax.nn.softmax(jnp.where(near[..., None, :, :], scores, -1e9), axis=-1)
+    found = jnp.einsum("...hts,s...hd->t...hd", weights, value)
     found = dense(memory.out, found.reshape(*x.shape[:-1], -1))
     x = x + jax.nn.sigmoid(dense(memory.out_gate, x)) * found
     thought = mlp(memory.hidden, _norm(x), jax.nn.relu)

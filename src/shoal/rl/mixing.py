@@ -1,4 +1,4 @@
-"""What each agent's actions are worth to it, and how the team's worth is mixed from that.
+"""Each agent's action values, and the team's value mixed from them.
 
 A mixing network never falls when an agent's own value rises, so that what is best for the team is
 what is best for each agent alone (Rashid et al., 2018). Agents are an axis: [..., agents, ...].
@@ -20,7 +20,7 @@ from shoal.rl.teams import Shown, recall, widths
 
 
 class Chooser(NamedTuple):
-    """A network of what actions are worth: a layer, memory, a layer."""
+    """A network of action values: a layer, memory, a layer."""
 
     embed: Dense
     memory: Memory
@@ -37,7 +37,7 @@ class Mixer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """What each policy's agents expect, and what the team expects of that."""
+    """The networks of each policy's agents, and the mixer."""
 
     choosers: dict[str, Chooser]
     mixer: Mixer | tuple[()]
@@ -73,7 +73,7 @@ def init_networks(
 def init_chooser(
     key: jax.Array, own: int, agents: int, actions: int, memory: tuple[str, int]
 ) -> Chooser:
-    """For agents who see `own` features and are told who they are; `memory` is kind and width."""
+    """For agents with `own` features and a one-hot id; `memory` is kind and width."""
     embed_key, memory_key, head_key = jax.random.split(key, 3)
     kind, width = memory
     (embed,) = init_mlp(embed_key, (own + agents, width))
@@ -93,64 +93,64 @@ def init_mixer(key: jax.Array, world: int, agents: int, width: int, hidden: int)
     )
 
 
-def mix(mixer: Mixer | tuple[()], worth: jax.Array, world: Any) -> jax.Array:
+def mix(mixer: Mixer | tuple[()], q_values: jax.Array, world: Any) -> jax.Array:
     """Q_tot = |w₂|ᵀ elu(|W₁|ᵀ q + b₁) + b₂, made from the world; without a mixer, Σ q (VDN).
 
-    `worth` is [..., agents].
+    `q_values` is [..., agents].
     """
     if not isinstance(mixer, Mixer):
-        return jnp.sum(worth, axis=-1)
+        return jnp.sum(q_values, axis=-1)
     first = jnp.abs(mlp(mixer.first, world, jax.nn.relu))
-    first = first.reshape(*worth.shape, -1)
-    unit = jnp.einsum("...a,...au->...u", worth, first) + dense(mixer.first_bias, world)
+    first = first.reshape(*q_values.shape, -1)
+    unit = jnp.einsum("...a,...au->...u", q_values, first) + dense(mixer.first_bias, world)
     second = jnp.abs(mlp(mixer.second, world, jax.nn.relu))
     bias = mlp(mixer.second_bias, world, jax.nn.relu)[..., 0]
     return jnp.sum(jax.nn.elu(unit) * second, axis=-1) + bias
 
 
-def judge(params: Chooser, memory: Any, shown: Shown) -> tuple[Any, jax.Array]:
-    """What is remembered then, and what each action is worth to each agent; none that is masked."""
+def agent_q_values(params: Chooser, memory: Any, shown: Shown) -> tuple[Any, jax.Array]:
+    """The new memory, and each agent's value of each action; masked ones have the lowest."""
     features = _embed(params, shown.own)
     memory, seen = remember(params.memory, memory, features, jnp.zeros(features.shape[:-1], bool))
     return memory, _allowed(dense(params.head, seen), shown.mask)
 
 
-def judge_along(
+def agent_q_values_along(
     params: Chooser, memory: Any, shown: tuple[Shown, Shown], ended: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The same over time, of what each step acted on and of what it led to: [steps, ...] each."""
     now, last = shown
     features = _embed(params, now.own), _embed(params, last.own)
     _, seen_t, then_t = recall(params.memory, memory, features, ended)
-    worth, then = dense(params.head, seen_t), dense(params.head, then_t)
-    return _allowed(worth, now.mask), _allowed(then, last.mask)
+    q_values, then = dense(params.head, seen_t), dense(params.head, then_t)
+    return _allowed(q_values, now.mask), _allowed(then, last.mask)
 
 
-def judge_team(
+def team_agents_q_values(
     params: Networks,
     memory: dict[str, Any],
     shown: tuple[dict[str, Shown], dict[str, Shown]],
     ended: jax.Array,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """The same of all policies, by name; an episode ends for all at once."""
-    worth, then = {}, {}
+    q_values, then = {}, {}
     for name, chooser in params.choosers.items():
         now, last = (by_policy[name] for by_policy in shown)
         over = jnp.broadcast_to(ended[..., None], now.own.shape[:-1])
-        worth[name], then[name] = judge_along(chooser, memory[name], (now, last), over)
-    return worth, then
+        q_values[name], then[name] = agent_q_values_along(chooser, memory[name], (now, last), over)
+    return q_values, then
 
 
-def team_worth(
+def team_q_value(
     params: Networks,
-    worth: dict[str, jax.Array],
+    q_values: dict[str, jax.Array],
     action: dict[str, jax.Array],
     shown: dict[str, Shown],
 ) -> jax.Array:
     """Q_tot of what every agent does, in the order of the policies' names."""
     chosen = [
-        jnp.take_along_axis(worth[name], action[name][..., None], axis=-1)[..., 0]
-        for name in sorted(worth)
+        jnp.take_along_axis(q_values[name], action[name][..., None], axis=-1)[..., 0]
+        for name in sorted(q_values)
     ]
     world = next(iter(shown.values())).world
     return mix(params.mixer, jnp.concatenate(chosen, axis=-1), world)
@@ -163,12 +163,12 @@ def choose(
     keys: Sequence[jax.Array | None],
     epsilon: Any,
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """What is remembered then, and each agent's action, by policy; without a key, the best."""
+    """The new memory, and each agent's ε-greedy action (greedy without a key), by policy."""
     action = {}
     for key, (name, of) in zip(keys, params.items(), strict=True):
-        remembered, worth = judge(of, memory[name], shown[name])
+        remembered, q_values = agent_q_values(of, memory[name], shown[name])
         memory = memory | {name: remembered}
-        action[name] = explore(key, worth, shown[name].mask, epsilon)
+        action[name] = explore(key, q_values, shown[name].mask, epsilon)
     return memory, action
 
 
@@ -182,15 +182,15 @@ def play(
     return choose(params, memory, shown, list(keys), epsilon)
 
 
-def explore(key: jax.Array | None, worth: jax.Array, mask: Any, epsilon: Any) -> jax.Array:
-    """Each agent's best action, or with chance ε any that it may take; without a key, the best."""
-    best = jnp.argmax(worth, axis=-1).astype(jnp.int32)
+def explore(key: jax.Array | None, q_values: jax.Array, mask: Any, epsilon: Any) -> jax.Array:
+    """Each agent's ε-greedy action among those allowed; without a key, the greedy one."""
+    best = jnp.argmax(q_values, axis=-1).astype(jnp.int32)
     if key is None:
         return best
     chance_key, any_key = jax.random.split(key)
-    alike = Categorical(jnp.zeros_like(worth))
+    alike = Categorical(jnp.zeros_like(q_values))
     allowed = alike if isinstance(mask, tuple) else masked(alike, mask)
-    explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon
+    explores = jax.random.uniform(chance_key, q_values.shape[:-1]) < epsilon
     return jnp.where(explores, allowed.sample(any_key), best)
 
 
@@ -200,5 +200,5 @@ def _embed(params: Chooser, own: jax.Array) -> jax.Array:
     return jax.nn.relu(dense(params.embed, jnp.concatenate([own, who], axis=-1)))
 
 
-def _allowed(worth: jax.Array, mask: Any) -> jax.Array:
-    return worth if isinstance(mask, tuple) else jnp.where(mask.astype(bool), worth, -1e9)
+def _allowed(q_values: jax.Array, mask: Any) -> jax.Array:
+    return q_values if isinstance(mask, tuple) else jnp.where(mask.astype(bool), q_values, -1e9)

@@ -28,7 +28,7 @@ class MultiCategoricalActor:
 
 
 class NormalActor(NamedTuple):
-    """Chooses real numbers about a mean; the spread does not depend on what it sees."""
+    """Chooses real numbers around a mean; the standard deviation doesn't depend on features."""
 
     layers: Layers
     log_std: jax.Array

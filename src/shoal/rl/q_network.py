@@ -1,4 +1,4 @@
-"""A network that says what each action is worth, in one or two streams (dueling)."""
+"""A network of action values, in one or two streams (dueling)."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class QNetwork(NamedTuple):
 
 
 def count_actions(env: Any) -> int:
-    """How many actions a network has to judge, where one agent has a choice."""
+    """The number of actions of an environment with one agent and discrete actions."""
     if env.agents or not isinstance(env.action_space, Discrete):
         raise SettingError(
             f"action values are of one agent's {Discrete.__name__} actions, and {env.name} has "
@@ -82,11 +82,11 @@ def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
 
 def action_atoms(params: QNetwork, features: jax.Array, atoms: int) -> jax.Array:
     """The numbers of every action: [..., actions, atoms]."""
-    return judge(params, embed_all(params, features), atoms)
+    return heads(params, embed_all(params, features), atoms)
 
 
 def embed_all(params: QNetwork, features: jax.Array) -> jax.Array:
-    """What is behind the torso and the hidden layers."""
+    """The embedding after the torso and the hidden layers."""
     x = embed(params.torso, features)
     for layer in params.hidden:
         x = jax.nn.relu(dense(layer, x))
@@ -94,31 +94,31 @@ def embed_all(params: QNetwork, features: jax.Array) -> jax.Array:
 
 
 def look(params: QNetwork, state: State, seen: jax.Array) -> tuple[State, jax.Array]:
-    """What is remembered after `seen`, and what every action is worth then: [..., actions]."""
+    """The memory after `seen`, and the value of every action then: [..., actions]."""
     seen = embed_all(params, seen)
     state, out = remember(params.memory, state, seen, jnp.zeros(seen.shape[:-1], bool))
-    return state, judge(params, out, 1)[..., 0]
+    return state, heads(params, out, 1)[..., 0]
 
 
-def glance(params: QNetwork, states_t: State, seen_t: jax.Array) -> jax.Array:
-    """What every action is worth on seeing each of `seen_t` in a state of its own."""
+def peek(params: QNetwork, states_t: State, seen_t: jax.Array) -> jax.Array:
+    """The value of every action for each of `seen_t`, each in its own memory state."""
     return look(params, states_t, seen_t)[1]
 
 
 def walk(
     params: QNetwork, state: State, seen_t: jax.Array, fresh_t: jax.Array
 ) -> tuple[State, tuple[jax.Array, State]]:
-    """The state after a sequence; and at each time what actions are worth, and the state."""
+    """The state after a sequence; and at each time the action values, and the state."""
 
     def turn(state: State, seen: tuple[jax.Array, jax.Array]) -> tuple[State, tuple]:
         state, out = remember(params.memory, state, *seen)
         return state, (out, state)
 
     last, (out_t, states_t) = jax.lax.scan(turn, state, (embed_all(params, seen_t), fresh_t))
-    return last, (judge(params, out_t, 1)[..., 0], states_t)
+    return last, (heads(params, out_t, 1)[..., 0], states_t)
 
 
-def judge(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:
+def heads(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:
     """The heads: A(s, a), or V(s) + A(s, a) - mean A(s, ·) (Wang et al., 2016)."""
     advantage = dense(params.advantage, x)
     *lead, width = advantage.shape

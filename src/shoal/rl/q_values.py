@@ -1,4 +1,4 @@
-"""What an action is worth, in three forms: its mean, a histogram of returns, or their quantiles.
+"""Action values in three forms: the mean return, a histogram of returns, or their quantiles.
 
 A network gives `atoms` numbers an action. Functions are of ONE transition and of one action's
 atoms unless they say otherwise; leading axes are a batch.
@@ -68,14 +68,14 @@ def chosen(atoms: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(atoms, action[..., None, None], axis=-2)[..., 0, :]
 
 
-def best_or_any(key: jax.Array | None, worth: jax.Array, epsilon: Any) -> jax.Array:
+def best_or_any(key: jax.Array | None, q_values: jax.Array, epsilon: Any) -> jax.Array:
     """The best of all actions, or with chance ε any of them; without a key, the best."""
     if key is None:
-        return jnp.argmax(worth, -1).astype(jnp.int32)
+        return jnp.argmax(q_values, -1).astype(jnp.int32)
     chance_key, action_key = jax.random.split(key)
-    any_action = jax.random.randint(action_key, worth.shape[:-1], 0, worth.shape[-1])
-    explores = jax.random.uniform(chance_key, worth.shape[:-1]) < epsilon
-    return jnp.where(explores, any_action, jnp.argmax(worth, -1).astype(jnp.int32))
+    any_action = jax.random.randint(action_key, q_values.shape[:-1], 0, q_values.shape[-1])
+    explores = jax.random.uniform(chance_key, q_values.shape[:-1]) < epsilon
+    return jnp.where(explores, any_action, jnp.argmax(q_values, -1).astype(jnp.int32))
 
 
 def pick(values: jax.Array, action: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def td_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """How far `atoms` are from r + γ times what `next_atoms` stand for; and how surprising it is.
 
-    The surprise is what replay is prioritised by: |δ| of means and quantiles, of histograms the
+    The error that prioritises replay: |δ| of means and quantiles, of histograms the
     loss itself less what nothing could learn (their divergence). No gradient flows to the target.
     """
     next_atoms = jax.lax.stop_gradient(next_atoms)

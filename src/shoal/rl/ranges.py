@@ -1,4 +1,4 @@
-"""The values that an algorithm's settings can have: one range for each name, whichever has it."""
+"""The valid ranges of algorithms' settings: one for each name, the same in all algorithms."""
 
 import math
 from dataclasses import dataclass, fields

@@ -206,12 +206,12 @@ def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:
 def _in_proportion(share: jax.Array, mass: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The places at which these shares of `mass` lie, and all of it; never one without mass.
 
-    A tree of sums is made anew each time, which is cheap as every half is added to the other whole.
+    A tree of sums is built each time, which is cheap as every half is added to the other whole.
     """
     levels = [jnp.pad(mass, (0, (1 << (mass.size - 1).bit_length()) - mass.size))]
     while (half := levels[-1].size // 2) > 0:
         levels.append(levels[-1][:half] + levels[-1][half:])
-    # Or XLA would make sums anew for every draw, fused with the reading of them.
+    # Otherwise XLA would recompute the sums for every draw, fused with reading them.
     levels = jax.lax.optimization_barrier(levels)
     target, place = share * levels[-1][0], jnp.zeros(share.shape, jnp.int32)
     for level in reversed(levels[:-1]):

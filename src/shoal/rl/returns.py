@@ -31,11 +31,11 @@ def gae(
 
 
 class Traces(NamedTuple):
-    """How far a trajectory that another policy made is believed: ρ and c of V-trace."""
+    """The clipped importance weights of V-trace, ρ and c, of another policy's trajectory."""
 
-    rho_t: jax.Array  # min(ρ̄, π/μ): of a step's own surprise
+    rho_t: jax.Array  # min(ρ̄, π/μ): of a step's own TD error
     trace_t: jax.Array  # λ min(c̄, π/μ): of all that follows it; 0 where an episode ends
-    goes_on_t: jax.Array  # whether the next step is of the same episode
+    continues_t: jax.Array  # whether the next step is of the same episode
 
 
 def traces(
@@ -61,9 +61,9 @@ def vtrace(
     """
     delta_t = traces.rho_t * (reward_t + discount_t * next_value_t - value_t)
     error_t = discounted_return(delta_t, discount_t * traces.trace_t, jnp.zeros_like(delta_t[0]))
-    next_error_t = jnp.concatenate([error_t[1:], jnp.zeros_like(error_t[:1])]) * traces.goes_on_t
-    worth_t = reward_t + discount_t * (next_value_t + next_error_t)
-    return value_t + error_t, traces.rho_t * (worth_t - value_t)
+    next_error_t = jnp.concatenate([error_t[1:], jnp.zeros_like(error_t[:1])]) * traces.continues_t
+    target_t = reward_t + discount_t * (next_value_t + next_error_t)
+    return value_t + error_t, traces.rho_t * (target_t - value_t)
 
 
 def discounted_return(

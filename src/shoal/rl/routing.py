@@ -1,4 +1,4 @@
-"""Who acts by which policy: a table from patterns of agents' names to policies, first match wins.
+"""Routes agents to policies: a table from patterns of names to policies, the first match wins.
 
 An environment's values are arrays with an axis of agents after that of the environments, or, where
 agents differ, a dictionary of groups of such arrays. Routed, they are a dictionary of policies.

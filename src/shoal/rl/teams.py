@@ -22,7 +22,7 @@ class Shown(NamedTuple):
     """What the agents of one policy are shown."""
 
     own: jax.Array  # [..., agents, features]
-    mask: Any  # [..., agents, actions]: what each may do; () if it is not told
+    mask: Any  # [..., agents, actions]: what each may do; () without a mask
     world: Any  # [..., features] that all share: the world's state, or what all agents see; or ()
 
 
@@ -92,7 +92,7 @@ def init_member(
 
 
 def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution]:
-    """What is remembered then, and what each agent does."""
+    """The new memory, and each agent's distribution."""
     memory, seen = remember(params.memory, memory, shown.own, _never(shown.own))
     return memory, _policy(params, seen, shown.mask)
 

@@ -1,4 +1,4 @@
-"""What replay keeps of a step, and several kept steps as one transition."""
+"""The steps that replay stores, and transitions over several of them."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from shoal.tracing.stage import gather
 
 
 class Seen(NamedTuple):
-    """A step as it is kept; `next_obs` is what it truly led to, also where an episode ended."""
+    """A stored step; `next_obs` is what it truly led to, also where an episode ended."""
 
     obs: Any
     action: jax.Array
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """From an observation to a later one, whose worth counts times `discount`: 0 at the end."""
+    """From an observation to a later one, whose value is multiplied by `discount`: 0 at the end."""
 
     obs: Any
     action: jax.Array
@@ -32,37 +32,39 @@ class Transition(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What replay gives to a tick's learning: [updates, windows] of each, from one environment."""
+    """A sample of one environment's replay for a tick: [updates, windows] of each."""
 
     batch: Any
     first: jax.Array  # the number of a window's first step
     ratio: jax.Array  # how often the window is drawn against uniformly
 
 
-class Told(NamedTuple):
-    """What learning tells replay: the windows it saw, by number, and their new priorities."""
+class PriorityUpdate(NamedTuple):
+    """New priorities of windows, named by their first steps."""
 
     first: jax.Array  # -1: none
     priority: jax.Array
 
 
 def example(obs: Any, action: jax.Array) -> Seen:
-    """What is kept of a step that shows `obs`, or the like: for replay to make room."""
+    """A stored step with observations like `obs`, to allocate replay by."""
     return Seen(obs, action, jnp.float32(0), jnp.bool(0), jnp.bool(0), obs)
 
 
-def nothing_told(shape: tuple[int, ...]) -> Told:
-    """What learning tells before it has seen anything."""
-    return Told(jnp.full(shape, -1, jnp.int32), jnp.ones(shape))
+def no_priorities(shape: tuple[int, ...]) -> PriorityUpdate:
+    """An update of no priorities, before anything is learnt."""
+    return PriorityUpdate(jnp.full(shape, -1, jnp.int32), jnp.ones(shape))
 
 
-def tell(first: jax.Array, surprise: jax.Array, exponent: float, ready: jax.Array) -> Told:
-    """That each window is worth |δ|^ω to replay; nothing before it is time to learn.
+def new_priorities(
+    first: jax.Array, td_error: jax.Array, exponent: float, ready: jax.Array
+) -> PriorityUpdate:
+    """The new priorities |δ|^ω of windows; none before learning is ready.
 
-    `surprise` is [updates, environments, windows], as a tick's updates give it.
+    `td_error` is [updates, environments, windows], as a tick's updates give it.
     """
-    priority = (jnp.swapaxes(surprise, 0, 1) + 1e-3) ** exponent
-    return Told(jnp.where(ready, first, -1), jnp.where(ready, priority, 1))
+    priority = (jnp.swapaxes(td_error, 0, 1) + 1e-3) ** exponent
+    return PriorityUpdate(jnp.where(ready, first, -1), jnp.where(ready, priority, 1))
 
 
 def read_transitions(ring: Ring, first: jax.Array, steps: int, discount: float) -> Transition:

@@ -31,7 +31,7 @@ def in_box(space: Box, unit: jax.Array) -> jax.Array:
 
 
 def certain(actor: Layers, features: jax.Array) -> jax.Array:
-    """The one action that a deterministic `actor` takes on seeing `features`."""
+    """The action of a deterministic `actor` for `features`."""
     return jnp.tanh(mlp(actor, features, jax.nn.relu))
 
 
@@ -43,7 +43,7 @@ def noisy(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array:
 
 
 def squashed(actor: Layers, features: jax.Array) -> TanhNormal:
-    """What an `actor` of two outputs an entry does on seeing `features`."""
+    """The distribution of an `actor` with two outputs per entry, for `features`."""
     mean, log_std = jnp.split(mlp(actor, features, jax.nn.relu), 2, axis=-1)
     return TanhNormal(mean, jnp.clip(log_std, *LOG_STD))
 

@@ -1,6 +1,6 @@
 """Settings of algorithms for teams that are known to learn, by environment.
 
-Returns are the mean of the agents', of 26 steps; chance gives -28. JaxMARL's logs of MPE tell three
+Returns are the mean of the agents', of 26 steps; chance gives -28. JaxMARL's logs of MPE show three
 times as much, as each agent's reward is multiplied by their number there.
 """
 
