@@ -72,7 +72,7 @@ def test_environments_are_closed_when_the_run_is_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ("exit 0", r"worker actor\[.\] left with exit code 0 in stage `env` at tick 2"),
+        ("exit 0", r"worker actor\[.\] ended with exit code 0 in stage `env` at tick 2"),
         ("fork and die", r"worker actor\[.\] was killed by signal 9 \(SIGKILL\) in stage `env`"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_step_that_hangs_is_reported_once(monkeypatch):
 
 @pytest.mark.parametrize(
     ("seconds", "backend", "message"),
-    [(0.0, "threads", "is no time"), (float("nan"), "threads", "is no time"),
+    [(0.0, "threads", "is no valid timeout"), (float("nan"), "threads", "is not a valid timeout"),
      (5.0, "inline", "on the caller's thread")],
 )  # fmt: skip
 def test_a_step_timeout_that_can_not_be_enforced_is_refused(seconds, backend, message):

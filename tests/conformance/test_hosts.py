@@ -109,7 +109,7 @@ def test_bytes_saved_are_counted():
     [
         ("step", "ValueError: the ball is out of the field"),
         ("kill", "worker env[0] was killed by signal 9 (SIGKILL)"),
-        ("exit", "worker env[0] left with exit code 3"),
+        ("exit", "worker env[0] ended with exit code 3"),
     ],
 )
 def test_a_fault_on_another_host_is_reported_with_its_cause(fault, message):

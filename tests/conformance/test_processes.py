@@ -259,7 +259,7 @@ def test_a_port_that_is_taken_is_reported(monkeypatch):
             "shoal.runtime.cluster.host_agent.free_port", lambda host: other.getsockname()[1]
         )
         plan = shoal.plan(graph_of("ppo"), shoal.multi_learner(2), ONE)
-        with pytest.raises(shoal.ShoalError, match="where replicas were to meet"):
+        with pytest.raises(shoal.ShoalError, match="the address of a data-parallel group"):
             shoal.run(plan, "processes", ticks=1, state=start_of("ppo"))
 
 

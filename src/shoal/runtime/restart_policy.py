@@ -22,8 +22,8 @@ class WorkerFailure(NamedTuple):
     is_new: bool = True
 
     def __str__(self) -> str:
-        some = f"{self.lost} {'turn' if self.lost == 1 else 'turns'} of its lost"
-        after = "not back" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
+        some = f"{self.lost} {'message' if self.lost == 1 else 'messages'} lost"
+        after = "not replaced" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
         return f"{self.why}; {after}; {some}"
 
 

@@ -203,21 +203,21 @@ def run(
     """
     use_compile_cache()
     check_backend(backend)
-    watching = (
+    callbacks = (
         watch if isinstance(watch, RunCallbacks) else RunCallbacks(watch or (lambda *_: None))
     )
-    check_step_timeout(plan, backend, watching.step_timeout)
+    check_step_timeout(plan, backend, callbacks.step_timeout)
     start = as_snapshot(plan.graph, state)
     del state  # a large state is held only once
     with owned() as owner:
         if owner.requested:
             return Result(start, _as_tree(plan.graph, start), 0.0, 0.0, start.tick, owner.requested)
-        began, begun = time.perf_counter(), start.tick
-        limit = Limit(ticks, begun)
-        going = make_run(plan, backend, start, watching.restart_policy)
+        began, first = time.perf_counter(), start.tick
+        limit = Limit(ticks, first)
+        handle = make_run(plan, backend, start, callbacks.restart_policy)
         del start
         with owner.saving():
-            return _run(plan.graph, going, limit, watching, _Clock(owner, begun, began))
+            return _run(plan.graph, handle, limit, callbacks, _Clock(owner, first, began))
 
 
 @dataclass
@@ -236,29 +236,29 @@ class _Clock:
 
 
 def _run(
-    graph: Graph, going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
+    graph: Graph, handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
 ) -> Result:
     """Start a run, and process it to its end."""
-    ticks, begun = limit.ticks, clock.tick
+    ticks, first = limit.ticks, clock.tick
     clock.first = clock.last = clock.began
-    _ask(limit, watching.due(begun))
-    going.start(limit)
+    _ask(limit, callbacks.due(first))
+    handle.start(limit)
     try:
-        for tick in _watched(going, limit, watching, clock):
+        for tick in _seen_ticks(handle, limit, callbacks, clock):
             clock.see(tick)
-        end = going.final()
-        sent = going.sent()
+        end = handle.final()
+        sent = handle.sent()
     except Failure as failure:
         raise explain(failure) from failure.error
     except BaseException:
         limit.stop()
-        _wait(going, STOP_TIMEOUT_S)
+        _wait(handle, STOP_TIMEOUT_S)
         raise
     finally:
-        going.close()
+        handle.close()
     stopped_by = clock.owner.requested if end.tick < ticks else 0
     times = clock.first - clock.began, clock.last - clock.first
-    return Result(end, _as_tree(graph, end), *times, begun, stopped_by, sent)
+    return Result(end, _as_tree(graph, end), *times, first, stopped_by, sent)
 
 
 def _as_tree(graph: Graph, end: Snapshot) -> Any:
@@ -294,7 +294,7 @@ def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
     if seconds is None:
         return
     if not 0 < seconds < inf:
-        raise SettingError(f"step_timeout={seconds:g} is no time", "Set seconds above 0.")
+        raise SettingError(f"step_timeout={seconds:g} is no valid timeout", "Set seconds above 0.")
     if not any(stage.host for stage in plan.graph.stages):
         raise SettingError(
             "a step timeout is set, and no stage of this loop runs in Python",
@@ -317,36 +317,36 @@ def make_run(plan: Plan, backend: str, start: Snapshot, restarts: RestartPolicy)
     return BACKENDS[backend].start(plan, programs, start, restarts)
 
 
-def _watched(
-    going: RunHandle, limit: Limit, watching: RunCallbacks, clock: _Clock
+def _seen_ticks(
+    handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
 ) -> Iterator[int]:
     """Yield ticks as their metrics are seen; a snapshot is kept in order between them.
 
     With asynchronous endpoints the last part of a snapshot may arrive later.
     """
     seen, asked, taken = clock.tick, limit.asked.number > 0, deque[Snapshot]()
-    steps = StepWatch(watching.say, watching.step_timeout)
+    steps = StepWatch(callbacks.say, callbacks.step_timeout)
 
     def keep() -> bool:
-        taken.extend(going.snapshots())
+        taken.extend(handle.snapshots())
         if not taken or taken[0].tick > seen:
             return False
-        watching.keep(taken.popleft())
+        callbacks.keep(taken.popleft())
         return True
 
-    for more in _turns(going, limit, watching, clock.owner):
-        for tick, metrics in going.ready():
+    for more in _polls(handle, limit, callbacks, clock.owner):
+        for tick, metrics in handle.ready():
             asked = asked and not keep()
-            watching.see(tick, metrics)
+            callbacks.see(tick, metrics)
             seen = tick + 1
             yield tick
-        for tick, metrics in going.looked():
-            watching.look(tick, metrics)
+        for tick, metrics in handle.looked():
+            callbacks.look(tick, metrics)
         if more:
-            watching.stand(going.statuses)
-            steps.look(going)
-            going.scale(watching.scale())
-        asked = (asked and not keep()) or (more and _ask(limit, watching.due(seen)))
+            callbacks.stand(handle.statuses)
+            steps.look(handle)
+            handle.scale(callbacks.scale())
+        asked = (asked and not keep()) or (more and _ask(limit, callbacks.due(seen)))
 
 
 @dataclass
@@ -358,17 +358,17 @@ class StepWatch:
     _last: float = 0.0
     _reported: set[tuple[str, int]] = field(default_factory=set)
 
-    def look(self, going: RunHandle) -> None:
+    def look(self, handle: RunHandle) -> None:
         """Check the status of the workers, if it is time."""
         if time.monotonic() - self._last < min(LOOK_S, (self.timeout or LOOK_S) / 4):
             return
         self._last = time.monotonic()
-        for worker, status in going.statuses().items():
+        for worker, status in handle.statuses().items():
             if not status.stage:
                 continue
             pid = f" (pid {status.pid})"
             if self.timeout is not None and status.seconds >= self.timeout:
-                going.fail(
+                handle.fail(
                     worker,
                     f"worker {worker}{pid} has been in {status.where}, longer than the step "
                     f"timeout of {self.timeout:g} s",
@@ -392,16 +392,16 @@ def _ask(limit: Limit, tick: int | None) -> bool:
     return True
 
 
-def _turns(
-    going: RunHandle, limit: Limit, watching: RunCallbacks, owner: SignalOwner
+def _polls(
+    handle: RunHandle, limit: Limit, callbacks: RunCallbacks, owner: SignalOwner
 ) -> Iterator[bool]:
     """Yield whether the run continues, until it ends or the stop timeout is over."""
     until = float("inf")
-    while going.alive(0.05):
+    while handle.alive(0.05):
         yield True
         if owner.requested and not limit.is_stopping:
             limit.stop()
-            watching.say(owner.message)
+            callbacks.say(owner.message)
         if limit.is_stopping:
             until = min(until, time.monotonic() + STOP_TIMEOUT_S)
             if time.monotonic() >= until:
@@ -409,12 +409,12 @@ def _turns(
     yield False
 
 
-def _wait(going: RunHandle, seconds: float) -> None:
+def _wait(handle: RunHandle, seconds: float) -> None:
     """Give workers time to end, ignoring their failures."""
     until = time.monotonic() + seconds
     with suppress(Failure, ShoalError):
-        while time.monotonic() < until and going.alive(0.05):
-            deque(going.ready(), maxlen=0)
+        while time.monotonic() < until and handle.alive(0.05):
+            deque(handle.ready(), maxlen=0)
 
 
 def explain(failure: Failure) -> ShoalError:

@@ -58,7 +58,7 @@ class ControlLayout:
 
     words: int
     started: int
-    turned: int
+    completed: int
     lost: int
     leaves: int
     wakers: int
@@ -85,7 +85,7 @@ class ControlLayout:
     ) -> ControlLayout:
         """Allocate the control block in `room` and return its layout."""
         words = room.take(5 * LINE)
-        started, turned, lost, leaves = (room.take(len(schedulers) * LINE) for _ in range(4))
+        started, completed, lost, leaves = (room.take(len(schedulers) * LINE) for _ in range(4))
         wakers, notes = room.take((len(schedulers) + 1) * LINE), room.take(len(schedulers) * NOTE)
         stages = room.take(3 * len(schedulers) * LINE), stage_names
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
@@ -96,7 +96,7 @@ class ControlLayout:
         marks, in_flight = room.take(len(endpoints) * (START + 1) * 8), room.take((START + 1) * 8)
         shows = {p.replica: room.take(_show_size(p)) for p in endpoints}
         named = {p.replica: p for p in endpoints}
-        counts = words, started, turned, lost, leaves
+        counts = words, started, completed, lost, leaves
         return ControlLayout(
             *counts,
             wakers,
@@ -139,7 +139,7 @@ class ControlBlock:
         self._layout, self._memory = layout, memory
         self._words = memory.words(layout.words, 5)
         self._started = memory.words(layout.started, len(layout.schedulers))
-        self._turned = memory.words(layout.turned, len(layout.schedulers))
+        self._completed = memory.words(layout.completed, len(layout.schedulers))
         self._lost = memory.words(layout.lost, len(layout.schedulers))
         self._leaves = memory.words(layout.leaves, len(layout.schedulers))
         self._endpoints = list(layout.endpoints)
@@ -194,7 +194,7 @@ class ControlBlock:
     def status(self, scheduler: int, pid: int) -> WorkerStatus:
         """What a scheduler is doing, in the process `pid`."""
         note = self._notes[scheduler].tobytes().partition(b"\0")[0].decode(errors="replace")
-        ticks = int(self._started[scheduler] or self._turned[scheduler])
+        ticks = int(self._started[scheduler] or self._completed[scheduler])
         number, tick, since = self._stages[3 * scheduler : 3 * scheduler + 3]
         if not number:
             return WorkerStatus(ticks, note, pid)
@@ -203,11 +203,11 @@ class ControlBlock:
 
     def count_tick(self, scheduler: int) -> None:
         """Count a tick that an endpoint of a scheduler has completed."""
-        self._turned[scheduler] += 1
+        self._completed[scheduler] += 1
 
-    def add_dropped(self, scheduler: int, turns: int) -> None:
+    def add_dropped(self, scheduler: int, count: int) -> None:
         """Count ticks that were in flight when a scheduler was lost as dropped."""
-        self._lost[scheduler] += turns
+        self._lost[scheduler] += count
 
     def dismiss(self, scheduler: int, word: int = 1) -> None:
         """Stop an asynchronous scheduler after its current tick; with 0, let it run again."""
@@ -222,9 +222,9 @@ class ControlBlock:
         """The number of dropped ticks of each scheduler, as far as this host knows."""
         return list(self._lost)
 
-    def turns(self, scheduler: int) -> int:
+    def completed(self, scheduler: int) -> int:
         """The number of ticks that the endpoints of a scheduler have completed, over restarts."""
-        return self._turned[scheduler]
+        return self._completed[scheduler]
 
     def begin(self, ticks: int) -> None:
         """Let every scheduler run until `ticks`."""
@@ -282,9 +282,9 @@ class ControlBlock:
                 self._share(bank, replica, name)[...] = x
         self._marks[mark] = tick + 1
 
-    def write_in_flight(self, bank: int, turns: int) -> None:
+    def write_in_flight(self, bank: int, count: int) -> None:
         """Write how many asynchronous ticks were in flight when a bank was written."""
-        self._in_flight[bank] = turns
+        self._in_flight[bank] = count
 
     def in_flight(self) -> list[int]:
         """The number of ticks in flight when each bank was written."""

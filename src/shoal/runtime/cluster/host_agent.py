@@ -88,9 +88,7 @@ class HostAgent:
         self._known = set[int]()  # workers whose exit was reported to the driver
         self._mark = uuid.uuid4().hex
         self._cores: dict[int, tuple[int, ...]] = {}
-        self._awaited: dict[
-            int, dict[int, int]
-        ] = {}  # restarted workers: ticks of their schedulers
+        self._awaited: dict[int, dict[int, int]] = {}  # schedulers' ticks of restarted workers
         self._shows: dict[Replica, Any] = {}
 
     def open(self, listeners: int, workers: int, host: str = LOOPBACK) -> Listeners:
@@ -138,8 +136,10 @@ class HostAgent:
         return HostEvents(shown, ended, running, tuple(self._back()))
 
     def _back(self) -> Iterator[int]:
-        for number, turns in list(self._awaited.items()):
-            if all(self._control.turns(scheduler) > before for scheduler, before in turns.items()):
+        for number, ticks in list(self._awaited.items()):
+            if all(
+                self._control.completed(scheduler) > before for scheduler, before in ticks.items()
+            ):
                 del self._awaited[number]
                 yield number
 
@@ -213,7 +213,7 @@ class HostAgent:
         snapped = self._control.asked.number - (not all(marks))
         schedulers = [self._layout.schedulers.index(worker_id) for worker_id in spec.worker_ids]
         self._awaited[spec.number] = {
-            scheduler: self._control.turns(scheduler) for scheduler in schedulers
+            scheduler: self._control.completed(scheduler) for scheduler in schedulers
         }
         for scheduler in schedulers:
             self._control.note(scheduler, "")

@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 class Hosts(Protocol):
     """The host agents of a run's hosts."""
 
-    grows: bool  # whether hosts may come and go
+    grows: bool  # whether hosts can be added and removed
     optional: set[int]  # host agents that may be lost, which then return None
 
     def open(self, layout: ControlLayout, size: int, wanted: Sequence[Wanted]) -> list[Listeners]:

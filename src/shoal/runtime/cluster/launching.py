@@ -235,7 +235,7 @@ def died(worker: str, code: int, ooms: int, doing: str = "") -> WorkerExit:
     if code >= 0:
         return lost(
             worker,
-            f"worker {worker} left with exit code {code}{at}",
+            f"worker {worker} ended with exit code {code}{at}",
             "Something in it called sys.exit() or os._exit(): its own output, marked with its "
             "name, may say more.",
         )

@@ -89,7 +89,7 @@ def check_port(address: str) -> str:
             probe.bind((host, int(port)))
         except OSError as error:
             raise RunError(
-                f"{address}, where replicas were to meet, can't be listened on: {error.strerror}",
+                f"{address}, the address of a data-parallel group, is taken: {error.strerror}",
                 "Another process has just taken the port: run again.",
             ) from error
     return address

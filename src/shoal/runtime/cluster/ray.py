@@ -316,7 +316,7 @@ class RayHosts:
             said = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
-            what = f"has been silent for {timeout:g} s" if silent else f"is gone ({said})"
+            what = f"has been silent for {timeout:g} s" if silent else f"is lost ({said})"
             raise LostError(
                 f"host {self._names[index]} {what}",
                 "Its machine or its raylet has stopped; `ray status` shows which nodes are left.",
