@@ -84,7 +84,7 @@ class Line:
 class Walker:
     """An end that only moves, in a given order."""
 
-    is_free = False
+    is_asynchronous = False
 
     def __init__(self, replica, moves, channels):
         self.replica, self.moves, self.channels, self.tick = replica, list(moves), channels, 0

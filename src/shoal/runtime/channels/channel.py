@@ -196,7 +196,7 @@ class ChannelState:
 
     def __post_init__(self) -> None:
         self.taken = [0] * self.spec.readers
-        self._is_news = isinstance(self.spec.gate.flow, Latest)
+        self._is_latest = isinstance(self.spec.gate.flow, Latest)
         if takes_some(self.spec.gate.flow):
             assert self.bundle is not None
             self.bundle.counts.append(self.counts)
@@ -229,7 +229,7 @@ class ChannelState:
         """The source endpoints and message numbers of a reader's next take."""
         if self.bundle is not None:
             return self.bundle.turns(tick) or []
-        number = self.begin(end) if self._is_news else self.taken[end]
+        number = self.begin(end) if self._is_latest else self.taken[end]
         return [(w, number) for w in self.spec.gate.sources[end]]
 
     def begin(self, end: int) -> int:
@@ -256,7 +256,7 @@ class ChannelState:
         gate, count = self.spec.gate, self.spec.writers
         self.readers = [_each(readers[r] for r in gate.readers.get(w, ())) for w in range(count)]
         self.writers = [_each(writers[w] for w in sources) for sources in gate.sources]
-        if self._is_news:  # a writer that is ahead waits for the reader's other sources
+        if self._is_latest:  # a writer that is ahead waits for the reader's other sources
             for w, woken in enumerate(self.readers):
                 beside = _each(writers[b] for b in gate.beside.get(w, ()) if b != w)
                 woken += [waker for waker in beside if waker not in woken]
@@ -266,7 +266,7 @@ class ChannelState:
         self.counts.puts[end] += 1
         if self.bundle is not None:
             self.bundle.note(end)
-        if self._is_news and self.counts.ledger is not None:
+        if self._is_latest and self.counts.ledger is not None:
             self.counts.ledger.settle()
         for waker in self.readers[end] if self.readers else ():
             waker.notify()

@@ -48,7 +48,7 @@ class InProcessChannel:
         self, spec: ChannelSpec, reader: Placement | None, bundle: Bundle | None = None
     ) -> None:
         self._spec, self._reader = spec, reader
-        self._is_news = isinstance(spec.gate.flow, Latest)
+        self._is_latest = isinstance(spec.gate.flow, Latest)
         counts = Counts([0] * spec.writers, [0] * max(spec.readers, spec.writers))
         self.state = ChannelState(spec, counts, bundle)
         self._kept: dict[Turn, tuple[Message, int]] = {}
@@ -61,11 +61,11 @@ class InProcessChannel:
         """Store a message for its readers."""
         puts = self.state.counts.puts
         if readers := self._spec.gate.readers.get(end):
-            if not self._is_news:
+            if not self._is_latest:
                 left = len(readers) if self.state.bundle is None else 1
                 self._left[end, puts[end]] = left
             self._kept[end, puts[end]] = message, version
-        if self._is_news:
+        if self._is_latest:
             self._kept.pop((end, puts[end] - KEPT), None)
         self.state.did_put(end)
 
@@ -81,7 +81,7 @@ class InProcessChannel:
         return Taken(receive(message, turns), tuple(version for _, version in sent.values()))
 
     def _forget(self, turns: list[Turn]) -> None:
-        if self._is_news:
+        if self._is_latest:
             return
         with self._lock:
             for turn in turns:

@@ -94,7 +94,7 @@ class ShmChannel:
         marks = spec.writers * self._slots
         self._versions = memory.packed(ring.versions, marks)
         self._numbers = memory.packed(ring.numbers, marks)
-        self._is_newest = isinstance(spec.gate.flow, Latest)
+        self._is_latest = isinstance(spec.gate.flow, Latest)
         self._filling: dict[int, list[list[Target]]] = {}
         self._looking: dict[int, list[Message]] = {}
 
@@ -115,7 +115,7 @@ class ShmChannel:
 
     def begin_landing(self, end: int, number: int) -> None:
         """Mark a message's slot as being written: its readers retry."""
-        if self._is_newest:
+        if self._is_latest:
             self._numbers[self._mark((end, number))] = -1
 
     def end_landing(self, end: int, number: int, version: int) -> None:
@@ -134,7 +134,7 @@ class ShmChannel:
 
     def take(self, end: int, tick: int, receive: Receive) -> Taken:
         """Take the next message, read in place; its slot is free again on return."""
-        if self._is_newest:
+        if self._is_latest:
             return self._newest(end, tick, receive)
         turns = self.state.turns(end, tick)
         if not ORDERED:
@@ -259,8 +259,8 @@ class Rings:
     @staticmethod
     def plan(specs: Mapping[str, ChannelSpec], room: Room) -> Rings:
         """Allocate the memory of all channels in `room`."""
-        free = [s.writers for s in specs.values() if takes_some(s.gate.flow)]
-        ends = max(free, default=0)
+        queues = [s.writers for s in specs.values() if takes_some(s.gate.flow)]
+        ends = max(queues, default=0)
         ledger = room.take(ends * (3 * LINE + DEPTH * 8))
         return Rings({name: Ring.plan(s, room) for name, s in specs.items()}, ledger, ends)
 

@@ -142,14 +142,14 @@ class LocalRun:
     @property
     def tick(self) -> int:
         """The tick that all synchronous workers have reached."""
-        return min(w.tick for w in self.workers if not w.is_free)
+        return min(w.tick for w in self.workers if not w.is_asynchronous)
 
     def final(self) -> Snapshot:
         """The state that all workers have reached together; none of them continues after it.
 
         If workers were stopped in the middle of a tick, it is the last state that they all kept.
         """
-        counted = [w for w in self.workers if not w.is_free]
+        counted = [w for w in self.workers if not w.is_asynchronous]
         ticks = {w.tick for w in counted}
         if len(ticks) == 1 and not any(w.broken for w in counted):
             return self._whole({w.replica: _newest(w) for w in self.workers})
@@ -168,7 +168,7 @@ class LocalRun:
     def _good(self, tick: int) -> Snapshot:
         """The newest state at or before `tick` that all workers kept."""
         kept = {w.replica: {k.tick: k for k in list(w.kept)} for w in self.workers}
-        counted = [set(kept[w.replica]) for w in self.workers if not w.is_free]
+        counted = [set(kept[w.replica]) for w in self.workers if not w.is_asynchronous]
         usable = [t for t in set.intersection(*counted) if t <= tick] if counted else []
         if not usable:
             return self._start

@@ -45,8 +45,10 @@ class Collector:
         counted = [p for p in programs if p.fragment not in plan.asynchronous]
         shows = [p for p in counted if p.metrics] or counted
         self._ends = {p.fragment: plan.ends(p.fragment) for p in shows}
-        free = plan.asynchronous - plan.observers
-        self._free = {p.fragment for p in programs if p.fragment in free and p.metrics}
+        asynchronous = plan.asynchronous - plan.observers
+        self._asynchronous = {
+            p.fragment for p in programs if p.fragment in asynchronous and p.metrics
+        }
         self._observers = {p.fragment for p in programs if p.fragment in plan.observers}
         self._axis = {m.outer: plan.graph.values[m.inner].axis for m in plan.graph.metrics}
         self._shape = {m.outer: plan.graph.values[m.inner].shape for m in plan.graph.metrics}
@@ -100,7 +102,7 @@ class Collector:
     ) -> None:
         """Store metrics as they are on the device; never waits for them."""
         observes = replica[0] in self._observers
-        if not observes and replica[0] not in self._ends and replica[0] not in self._free:
+        if not observes and replica[0] not in self._ends and replica[0] not in self._asynchronous:
             return
         for x in metrics.values():
             if hasattr(x, "copy_to_host_async"):
@@ -125,7 +127,7 @@ class Collector:
         """Ticks whose metrics are complete, in order."""
         while not self._queue.empty():
             tick, replica, metrics, lags = self._queue.get()
-            if replica[0] in self._free:
+            if replica[0] in self._asynchronous:
                 self._late.append((replica, metrics))
                 continue
             self._parts.setdefault(tick, {})[replica] = metrics
@@ -149,7 +151,7 @@ class Collector:
     def _joined_late(self) -> Shown:
         late, self._late = self._late, []
         found = self._joined(late)
-        for fragment in self._free:
+        for fragment in self._asynchronous:
             for name in self._names[fragment]:
                 axis, shape = self._axis[name], self._shape[name]
                 if name not in found and axis is not None:

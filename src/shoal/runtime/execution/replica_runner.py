@@ -165,7 +165,7 @@ class ReplicaRunner:
         self.tick, self._snapped = tick, snapped
 
     @property
-    def is_free(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether this endpoint is asynchronous."""
         return self._executor.spec.is_free
 
@@ -219,15 +219,15 @@ class ReplicaRunner:
     @property
     def _shown_tick(self) -> int:
         """The tick that metrics belong to; if asynchronous, the tick whose values were read."""
-        looked = self.is_free and self._version < NEVER
+        looked = self.is_asynchronous and self._version < NEVER
         return self._start.tick + self._version if looked else self.tick
 
     def ticks(self, limit: Limit) -> Generator[Wants | Runs, Any, None]:
         """Run ticks up to the limit; yields every move before it is made."""
         program = self._executor.spec.program
         first = self._first_puts(program)
-        while limit.may_turn() if self.is_free else limit.may_start(self.tick):
-            self._version = NEVER if self.is_free else self._turn_number
+        while limit.may_turn() if self.is_asynchronous else limit.may_start(self.tick):
+            self._version = NEVER if self.is_asynchronous else self._turn_number
             self._lags.clear()
             yield from self._run(program.operations[:first])
             self._deliver(limit)
@@ -300,7 +300,7 @@ class ReplicaRunner:
     def _deliver(self, limit: Limit) -> None:
         """Deliver a part of the snapshot, if one is requested of this tick."""
         asked = limit.asked
-        if asked.number > self._snapped and (self.is_free or asked.tick == self.tick):
+        if asked.number > self._snapped and (self.is_asynchronous or asked.tick == self.tick):
             self._snapped = asked.number
             self._reporter.snap(self)
 

@@ -56,9 +56,9 @@ class Scheduler:
         return f"{fragment}[{first}{f'-{others[-1][1]}' if others else ''}]"
 
     @property
-    def is_free(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether all of its endpoints are asynchronous."""
-        return all(w.is_free for w in self._workers.values())
+        return all(w.is_asynchronous for w in self._workers.values())
 
     def turn(self, limit: Limit) -> None:
         """Run every endpoint up to the limit."""
@@ -77,7 +77,7 @@ class Scheduler:
 
     def _is_needed(self) -> bool:
         """Whether a synchronous endpoint is left to run, or any if all are asynchronous."""
-        counted = [r for r, w in self._workers.items() if not w.is_free]
+        counted = [r for r, w in self._workers.items() if not w.is_asynchronous]
         return any(r in self._turning for r in counted or self._workers)
 
     def _advance(self, replica: Replica, value: Any) -> None:

@@ -68,7 +68,9 @@ class Threads:
     def alive(self) -> bool:
         """Whether any synchronous scheduler still runs; if none, the asynchronous ones stop."""
         counted = [
-            t for t, one in zip(self.threads, self._schedulers, strict=True) if not one.is_free
+            t
+            for t, one in zip(self.threads, self._schedulers, strict=True)
+            if not one.is_asynchronous
         ]
         if not any(t.is_alive() for t in counted):
             self.stop()

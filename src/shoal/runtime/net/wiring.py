@@ -43,29 +43,29 @@ def divide(
     Channels of asynchronous fragments share one ledger, so they stay together. The hosts of
     `roaming` fragments aren't known yet, so their channels are between hosts.
     """
-    free = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
+    asynchronous = {n for n, s in specs.items() if takes_some(s.gate.flow) or s.gate.admits}
     far = {
         name for name, spec in specs.items()
         if len(workers.hosts_of(spec)) > 1 or {spec.gate.writer, spec.gate.reader} & set(roaming)
     }  # fmt: skip
-    if far & free:
-        far |= free
-        _check_ledger({n: specs[n] for n in free}, workers)
+    if far & asynchronous:
+        far |= asynchronous
+        _check_ledger({n: specs[n] for n in asynchronous}, workers)
     near = {name: spec for name, spec in specs.items() if name not in far}
     return near, {name: spec for name, spec in specs.items() if name in far}
 
 
-def _check_ledger(free: Specs, workers: WorkerMap) -> None:
+def _check_ledger(asynchronous: Specs, workers: WorkerMap) -> None:
     """Check that one worker both reads the queues and sends the latest: it keeps the ledger."""
-    queues = [s.gate for s in free.values() if takes_some(s.gate.flow)]
-    news = [s.gate for s in free.values() if not takes_some(s.gate.flow)]
+    queues = [s.gate for s in asynchronous.values() if takes_some(s.gate.flow)]
+    latest = [s.gate for s in asynchronous.values() if not takes_some(s.gate.flow)]
     takers = {workers.ends[gate.reader][0] for gate in queues}
-    senders = {w for gate in news for w in workers.ends[gate.writer]}
+    senders = {w for gate in latest for w in workers.ends[gate.writer]}
     if not senders <= takers:
         raise PlaceError(
-            f"fragment `{queues[0].reader}` takes what comes first and `{news[0].writer}` sends "
+            f"fragment `{queues[0].reader}` takes what comes first and `{latest[0].writer}` sends "
             "the latest to the fragments it comes from, on several hosts",
-            f"Let `{queues[0].reader}` run beside `{news[0].writer}`, or place all on one host.",
+            f"Let `{queues[0].reader}` run beside `{latest[0].writer}`, or place all on one host.",
         )
 
 
@@ -197,10 +197,10 @@ class View:
         """The counts that a worker is sent when it joins late, each with its endpoint."""
         gate = self.spec.gate
         mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
-        news = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
+        latest = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
         found = [(what, w) for w in mine for what in ("puts", "takes")]
-        found += [("latest", w) for w in news]
-        if gate.admits and isinstance(gate.flow, Latest) and news:
+        found += [("latest", w) for w in latest]
+        if gate.admits and isinstance(gate.flow, Latest) and latest:
             found += [("begun", r) for r in self.read_by.get(joiner, ())]
         return found
 
