@@ -58,7 +58,7 @@ from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
-BAD_INPUT = 2  # the exit code for what can't be done as it was said; nothing has started then
+BAD_INPUT = 2  # the exit code for bad input; nothing was started
 EXAMPLES = """examples:
   shoal algorithms
   shoal train ppo CartPole-v1
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{line} `{self.prog} --help` lists what there is.\n")
 
     def _all_actions(self) -> Iterator[argparse.Action]:
-        """The options of this command, and of those below it."""
+        """The options of this command and its subcommands."""
         for action in self._actions:
             yield action
             if isinstance(action, argparse._SubParsersAction):
@@ -127,7 +127,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def in_one_line(error: ShoalError) -> str:
-    """What an error says, and what to do, in a line."""
+    """An error and its fix in one line."""
     place = f" ({error.where})" if error.where else ""
     stop = "" if error.what.endswith((".", "!", "?")) else "."
     return printable(" ".join(f"{error.what}{place}{stop} {error.fix}".split()))
@@ -182,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_others(commands: Any) -> None:
-    """The commands that need no loop to be named."""
+    """The commands that take no algorithm."""
     again = commands.add_parser("replay", help="run the fragment that reads a recorded edge alone")
     again.set_defaults(command=_replay)
     again.add_argument("file", type=Path, help="made by shoal record")
@@ -212,7 +212,9 @@ def _add_others(commands: Any) -> None:
     more = commands.add_parser("resume", help="continue a run from its newest checkpoint")
     more.set_defaults(command=_resume)
     more.add_argument("run", type=Path, help="the folder of the run, or its name in runs/")
-    more.add_argument("--ticks", type=int, help="until it has made so many in all")
+    more.add_argument(
+        "--ticks", type=int, help="total ticks of the run, those already made included"
+    )
     add_trust(more)
     more.add_argument("--backend", help=f"another: {', '.join(BACKENDS)}")
     more.add_argument("--debug", action="store_true", help="show full tracebacks")
@@ -235,7 +237,7 @@ def _train(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show that work is in progress, until there is something to announce."""
+    """Show a spinner until the first announcement."""
     status = Console(stderr=True).status(what)
 
     def announce(text: str) -> None:
@@ -250,7 +252,7 @@ def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    """The run that is named: a folder, or a name in runs/; the newest there, if none is."""
+    """The folder of the named run: a path, or a name in runs/; by default the newest there."""
     if options.run is None:
         return newest_run(Path("runs"))
     beside = Path("runs") / options.run
@@ -412,7 +414,7 @@ def _drawn(options: argparse.Namespace) -> tuple[Plan, Job]:
 
 
 def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) -> int:
-    """Print the text, or write the file that its ending asks for."""
+    """Print the text, or write a file of the format that its suffix names."""
     if out is None:
         print(text)
         return 0

@@ -30,7 +30,7 @@ MEANS = {
     "envs": "replicas that step environments",
     "ring": "groups of environments each replica keeps in flight; inference is then served",
     "workers": "replicas that step environments, or compute gradients",
-    "take": "rollouts that the learner takes a tick, the first to come",
+    "take": "rollouts that the learner takes a tick, the first to arrive",
     "max_lag": "ticks that parameters of a rollout may be behind when it is used; ape-x: then "
     "actors go ahead",
     "learners": "replicas that learn, and agree on gradients",
@@ -76,7 +76,7 @@ def policy_parameters() -> dict[str, list[str]]:
 
 
 def add_loop(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what to train."""
+    """Add the arguments for the algorithm and the environment."""
     known = ", ".join(ALGORITHMS)
     parser.add_argument("algorithm", help=f"a name ({known}) or your own: file.py:Class")
     parser.add_argument(
@@ -104,7 +104,7 @@ def add_loop(parser: argparse.ArgumentParser) -> None:
 
 
 def add_distribution(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say how it is distributed."""
+    """Add the arguments for the distribution."""
     names = ", ".join(name.replace("_", "-") for name in POLICIES)
     parser.add_argument(
         "--distribute", metavar="POLICY", help=f"one of: {names}; or your own: file.py:function"
@@ -120,7 +120,7 @@ def add_distribution(parser: argparse.ArgumentParser) -> None:
 
 
 def add_evaluation(parser: argparse.ArgumentParser) -> None:
-    """The argument that says how often to evaluate."""
+    """Add the argument for the evaluation interval."""
     parser.add_argument(
         "--evaluate",
         type=int,
@@ -133,7 +133,7 @@ def add_evaluation(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say how often what is learnt is saved."""
+    """Add the arguments for checkpoints."""
     parser.add_argument(
         "--checkpoint-every",
         metavar="TICKS|SECONDS",
@@ -145,7 +145,7 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The argument that lets the code run which another author's file names."""
+    """Add the argument that trusts the code named by a file."""
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -154,7 +154,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """The arguments about a Ray cluster, and about workers that are lost."""
+    """Add the arguments for a Ray cluster and for fault tolerance."""
     parser.add_argument("--address", help="of a Ray cluster (with --backend ray), HOST:PORT")
     parser.add_argument(
         "--restarts",
@@ -173,7 +173,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_cluster(options: argparse.Namespace) -> dict[str, Any]:
-    """What is said of a cluster."""
+    """The options about a cluster that were given."""
     said = {
         "address": options.address,
         "restarts": options.restarts,
@@ -189,7 +189,7 @@ def chosen_cluster(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_checkpoints(options: argparse.Namespace) -> dict[str, Any]:
-    """What is said of checkpoints."""
+    """The options about checkpoints that were given."""
     said = {"checkpoint_every": options.checkpoint_every, "keep": options.keep}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -201,7 +201,7 @@ def chosen_sources(options: argparse.Namespace) -> dict[str, str]:
 
 
 def code_in_options(options: argparse.Namespace) -> Iterator[str]:
-    """Whatever the options of a loop name that isn't Shoal's own, each in a few words."""
+    """The parts of a loop's options that aren't Shoal's own code, each in a few words."""
     for text in (options.algorithm, options.env, options.distribute):
         if text and ".py:" in text:
             yield quoted(text)
@@ -290,7 +290,7 @@ def _made_policy(text: str, given: dict[str, Any]) -> Any:
 
 
 def load(text: str) -> Any:
-    """What `file.py:name` names."""
+    """The object that `file.py:name` names."""
     file, _, name = text.rpartition(":")
     module = load_file(Path(file))
     if not hasattr(module, name):

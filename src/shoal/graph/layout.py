@@ -59,7 +59,7 @@ class Sharded:
         return replace(self, axis=axis)
 
     def size(self, rows: int) -> int:
-        """How long the axis is with so many environments."""
+        """The length of the axis for a number of environments."""
         return self.before * rows * self.after
 
 

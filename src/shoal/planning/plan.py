@@ -27,7 +27,7 @@ from shoal.planning.program import Channel, Instruction, project
 from shoal.planning.show import plan_json, plan_text
 from shoal.planning.spread import Spread, spread_out
 
-MOST_COPIED = 2**28  # bytes of carried state; of more, none is kept but the one that is used
+MOST_COPIED = 2**28  # bytes of carried state; of more, no copy is kept
 
 Replica = tuple[str, int]  # a fragment, and which of its endpoints
 WorkerId = tuple[str, int]  # a fragment, and which of its workers
@@ -35,7 +35,7 @@ WorkerId = tuple[str, int]  # a fragment, and which of its workers
 
 @dataclass(frozen=True)
 class Plan:
-    """How a graph runs: which site where, what crosses, and in what order each fragment works."""
+    """How a graph runs: the places of sites, the channels, and each fragment's program."""
 
     sites: Sites
     distribution: DistributionPolicy
@@ -92,7 +92,7 @@ class Plan:
         return range(worker * each, (worker + 1) * each)
 
     def place_of(self, fragment: str, end: int) -> Place:
-        """Where an endpoint runs."""
+        """The place of an endpoint."""
         each = self.ends(fragment) // self.workers(fragment)
         return self.places[fragment][end // each]
 

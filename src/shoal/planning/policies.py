@@ -22,7 +22,7 @@ from shoal.planning.policy import (
 )
 
 Replicas = int | tuple[int, int]  # a count, or from how many to how many
-REPLAY = "replay*"  # stages that keep and draw old rollouts go with the learner, if there are any
+REPLAY = "replay*"  # stages of replay, if there are any, are placed with the learner
 
 
 def fused(devices: int = 1) -> DistributionPolicy:
@@ -61,7 +61,7 @@ def single_learner_fine(envs: int = 2, ring: int | None = None) -> DistributionP
 
 
 def environments(workers: int = 2) -> DistributionPolicy:
-    """Environments on CPU workers of their own, all else with the agent (MSRL's Environments)."""
+    """Environments on separate CPU workers, all else in one fragment (MSRL's Environments)."""
     return DistributionPolicy(
         "environments",
         (
@@ -80,10 +80,11 @@ def impala(
 ) -> DistributionPolicy:
     """Asynchronous actors; a learner that takes the first rollouts to arrive (IMPALA).
 
-    It takes `take` rollouts a tick (half of the actors' unless said), made with parameters at most
-    `max_lag` ticks old (unless said, as few as let every actor make two rollouts ahead). With
-    `actors=(2, 16)` actors come and go while it learns. With `inference` replicas actors only step
-    environments, and are served their actions (SRL, SEED RL): each keeps `ring` groups in flight.
+    It takes `take` rollouts a tick (default: half the number of actors), made with parameters at
+    most `max_lag` ticks old (default: the least that lets each actor make two rollouts ahead).
+    With `actors=(2, 16)` the number of actors may change during a run. With `inference` replicas
+    actors only step environments, and are served their actions (SRL, SEED RL): each keeps `ring`
+    groups in flight.
     """
     check_counts(actors=actors, take=take, ring=ring)
     if ring > 1 and not inference:
@@ -121,9 +122,9 @@ def multi_learner(learners: int = 2) -> DistributionPolicy:
 def central(workers: Replicas = 2, max_lag: int | None = None) -> DistributionPolicy:
     """Workers compute gradients, a server applies them (MSRL's Central, parameter server, A3C).
 
-    With a `max_lag` no worker waits for another: the server applies each one's gradients as they
-    come, made with parameters at most so many updates old (A3C); with `workers=(2, 16)` they come
-    and go meanwhile.
+    With a `max_lag` no worker waits for another: the server applies gradients in the order of
+    arrival, made with parameters at most `max_lag` updates old (A3C); with `workers=(2, 16)` their
+    number may change during a run.
     """
     newest = (Wire("server", "worker", Latest(max_lag)), Wire("worker", "server", Queue(2, 1)))
     return DistributionPolicy(
@@ -193,8 +194,8 @@ def sebulba(actor_devices: int = 1, learner_devices: int = 1, lag: int = 1) -> D
 def ape_x(actors: int = 2, lag: int = 0, max_lag: int | None = None) -> DistributionPolicy:
     """Actors, a replay between them and the learner, and a learner (Ape-X, R2D2).
 
-    With a lag, actors and replay use what the learner sent so many ticks ago: replay draws
-    ahead while it learns. With `max_lag`, actors take the newest parameters, at most so old, and
+    With a lag, actors and replay use what the learner sent `lag` ticks ago: replay samples
+    ahead while it learns. With `max_lag`, actors take the newest parameters, at most that old, and
     their rollouts wait in a queue.
     """
     if lag and max_lag is not None:
@@ -226,7 +227,7 @@ def check_counts(**counts: Replicas | None) -> None:
 
 
 def with_observer(distribution: DistributionPolicy, name: str, *stages: str) -> DistributionPolicy:
-    """The same, with some stages in a fragment of observers, which nothing waits for."""
+    """Return `distribution` with some stages in an observer, for which no fragment waits."""
     wires = tuple(Wire(f.name, name, Latest(None)) for f in distribution.fragments)
     return replace(
         distribution,

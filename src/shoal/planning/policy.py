@@ -1,4 +1,4 @@
-"""What a distribution policy is made of: fragments of stages, and how values flow between them."""
+"""The parts of a distribution policy: fragments of stages, and the flows between them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Fragment:
     wins over a pattern, a pattern over a kind. `on` is `cpu`, `gpu`, or `gpu else cpu`. A replica
     keeps `ring` groups of environments in flight: while one waits for its actions another is
     stepped. `beside` names a fragment whose workers also hold this one. With `replicas=(2, 16)`
-    there are at least 2 and at most 16, each with a sixteenth of the environments; they come and go
-    while the loop runs.
+    there are at least 2 and at most 16, each with a sixteenth of the environments; their number may
+    change during a run.
     """
 
     name: str
@@ -59,17 +59,17 @@ class Fragment:
 
     @property
     def least(self) -> int:
-        """How many replicas there are at the least."""
+        """The minimum number of replicas."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[0]
 
     @property
     def most(self) -> int:
-        """How many replicas there are at the most, and shares of the environments."""
+        """The maximum number of replicas, which is the number of shares of the environments."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     @property
     def is_elastic(self) -> bool:
-        """Whether replicas may come and go."""
+        """Whether the number of replicas may change during a run."""
         return self.least < self.most
 
 
@@ -93,7 +93,7 @@ class Lockstep:
 class Latest:
     """The reader sees the newest value; it waits rather than be more than `max_lag` ticks behind.
 
-    Of what a writer carries from tick to tick. None: however old it is.
+    It applies to values that a writer carries from tick to tick. None: no bound.
     """
 
     max_lag: int | None = 1
@@ -111,9 +111,9 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What writers make in a tick waits for the reader: of every replica, or the first n to come.
+    """A queue of the values that writers make in a tick: of all replicas, or the first n to arrive.
 
-    A full queue makes its writer wait; nothing is dropped.
+    A full queue blocks its writer (back-pressure); nothing is dropped.
     """
 
     capacity: int = 2
@@ -133,10 +133,10 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Inside a loop: the reader serves its writers' rows as they come, many at a time.
+    """Inside a loop: the reader serves its writers' rows in the order of arrival, in batches.
 
-    `max_batch` is the most groups served at once (None: all that are there), `max_wait` the
-    seconds that the first may wait for others.
+    `max_batch` is the largest number of groups in a batch (None: all that have arrived), `max_wait`
+    the seconds that the first may wait for others.
     """
 
     max_batch: int | None = None
@@ -174,10 +174,10 @@ def takes_some(flow: Flow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """How large messages are packed where they go between hosts; elsewhere it means nothing.
+    """How large messages are packed between hosts; within a host it has no effect.
 
-    `lz4` squeezes them, and changes nothing else; `bfloat16` halves numbers of 32 bits, which
-    rounds them to about three digits. Messages of fewer than `least` bytes go as they are.
+    `lz4` compresses them without loss; `bfloat16` halves 32-bit floats, which rounds them to about
+    three digits. Messages of fewer than `least` bytes are sent unchanged.
     """
 
     how: tuple[Literal["bfloat16", "lz4"], ...] = ()
@@ -200,8 +200,8 @@ PLAIN = Packed()
 class Wire:
     """How values flow from `writer` to `reader`, and how they are packed between hosts.
 
-    `Lockstep` and `Latest` are about what the writer carries from tick to tick, `Queue` about what
-    it makes in a tick, `Serve` about what it makes inside a loop. A pair may have one of each.
+    `Lockstep` and `Latest` apply to what the writer carries from tick to tick, `Queue` to what it
+    makes in a tick, `Serve` to what it makes inside a loop. A pair may have one of each.
     """
 
     writer: str
@@ -214,7 +214,7 @@ class Wire:
 class DistributionPolicy:
     """How a graph is cut, replicated and placed; `wires` not named are in lockstep, lag 0.
 
-    `devices` is how many devices a machine must have for it, where it is meant for so many.
+    `devices` is the number of devices that a machine must have for it, if it needs several.
     """
 
     name: str

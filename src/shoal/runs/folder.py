@@ -240,7 +240,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _lock(file: int, kind: int, tries: int) -> bool:
-    """Take a lock on an open file, if it is free within so many tries."""
+    """Try to lock an open file, at most `tries` times."""
     for again in reversed(range(tries)):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -389,7 +389,7 @@ def _finish(summary: dict[str, Any], result: Result, logger: RunLogger) -> None:
 
 
 def steps_per_second(steps: int, ticks: int, seconds: float) -> float | None:
-    """Of ticks of so many steps; None if they took too short a time to measure.
+    """The rate of ticks with `steps` steps each; None if they took too short a time to measure.
 
     The first is compiled before it runs, and the seconds are those after it.
     """

@@ -141,7 +141,7 @@ class Reader:
     def outputs(
         self, jaxpr: Any, carried: Sequence[Any], ins: Sequence[str], bases: Sequence[str]
     ) -> list[str]:
-        """Names for a jaxpr's results; a carried value handed on as it is keeps its name."""
+        """Names for a jaxpr's results; a carried value returned unchanged keeps its name."""
         same = {
             i: name
             for i, (var, name) in enumerate(zip(carried, ins, strict=False))

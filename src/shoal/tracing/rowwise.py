@@ -40,7 +40,7 @@ def where_rarely(
 ) -> Any:
     """`function(*args)` of one row where `wanted`, else `otherwise`.
 
-    The same numbers as `jnp.where`, but nothing is computed while no row of a batch wants it.
+    The same numbers as `jnp.where`, but nothing is computed while no row of a batch needs it.
     `function` may not read traced values from around itself: what rows share is an argument too.
     """
 

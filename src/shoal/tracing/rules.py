@@ -54,7 +54,7 @@ def _reshape(op: Operation) -> Step | None:
 def _axis_with(
     shape: Sequence[int], before: int, after: int, count: int
 ) -> tuple[int, int, int] | None:
-    """Where the environments lie in a shape, with so many numbers before and after each row."""
+    """The environment axis of a shape, and the numbers before and after each row."""
     found = []
     for axis, size in enumerate(shape):
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])

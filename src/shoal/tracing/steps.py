@@ -11,7 +11,7 @@ from shoal.graph.layout import REPLICATED, Layout, Replicated, Sharded
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How an operation runs on a share; `params` gives its parameters with so many rows."""
+    """How an operation runs on a share; `params` gives its parameters for a number of rows."""
 
     ins: tuple[Layout, ...]
     outs: tuple[Layout, ...]
