@@ -1,4 +1,4 @@
-"""A loop of host stages alone, whose environments go wrong in every way that environments can.
+"""A loop of host stages only, whose environments fail in every way that environments can.
 
 Its workers compile nothing and load no JAX, so that runs of it in processes start at once.
 """
@@ -29,7 +29,7 @@ SLEEPER = "import time; time.sleep(600)  # a simulator of Shoal's tests"
 
 @dataclass(frozen=True)
 class Faulty:
-    """Environments of one number that grows; the first to be stepped `after` times goes wrong."""
+    """Environments that count steps; the first to be stepped `after` times fails."""
 
     fault: str = "none"
     after: int = 3
@@ -57,7 +57,7 @@ class Rows:
         return (self.x.copy(),)
 
     def step(self, action: np.ndarray) -> Moves:
-        """Grows by one; goes wrong when it is time."""
+        """Count a step; fail when it is due."""
         self.steps += 1
         time.sleep(self.simulator.seconds)
         if self.steps == 1:
@@ -82,7 +82,7 @@ class Rows:
             self.mark("closed")
 
     def mark(self, what: str) -> None:
-        """Write that environments of this process have been opened or closed."""
+        """Record that environments of this process have been opened or closed."""
         if self.simulator.folder:
             with open(f"{self.simulator.folder}/{what}", "a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()} {time.time()}\n")
@@ -120,13 +120,13 @@ def start_and_die(rows: Rows, obs: np.ndarray) -> None:
 
 
 def print_for_ever(rows: Rows, obs: np.ndarray) -> None:
-    """Prints without end."""
+    """Prints forever."""
     while True:
         print("x" * 1000)
 
 
 def run_out_of_memory(rows: Rows, obs: np.ndarray) -> None:
-    """Takes more memory than there is for this process."""
+    """Allocates more memory than this process may use."""
     resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
     rows.hoard = [np.empty(2**27) for _ in range(9)]  # a gigabyte each, none of it touched
 

@@ -1,4 +1,4 @@
-"""A channel under test: what is sent over it, and its ends as threads or as processes.
+"""A channel under test: its messages, and its endpoints in threads or processes.
 
 Imports no JAX, so that ends in processes of their own start at once.
 """
@@ -30,7 +30,7 @@ VALUES = ("rows", "shared", "stacked")
 def make_channel_spec(
     flow: Flow, writers: int, readers: int, values: str = "rows", rows: int = 0
 ) -> ChannelSpec:
-    """A channel from `w` to `r` with values of one kind beside rows and what is shared."""
+    """A channel spec from `w` to `r` with values of one kind: rows, shared or stacked."""
     rows = rows or 2 * writers * readers
     cells = {
         "rows": (ArraySpec("x", (rows, 3), "float32", 0), ArraySpec("y", (2, rows), "int64", 1)),
@@ -54,14 +54,14 @@ def make_channel_spec(
 
 
 def made(spec: ChannelSpec, writer: int, number: int) -> dict[str, np.ndarray]:
-    """The message of that number from that writer's end; no two have anything in common."""
+    """The message with this number from this writer; no two messages have equal values."""
     wide = spec.rows // spec.writers
     rows = 1000 * number + np.arange(writer * wide, (writer + 1) * wide)
     return {c.name: _fill(c, rows, 1000 * number + writer) for c in spec.cells}
 
 
 def seen(spec: ChannelSpec, reader: int, turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:
-    """What a reader's end has to see of these messages."""
+    """The message that a reader must receive from these messages."""
     if takes_some(spec.gate.flow):
         wide = spec.rows // spec.writers
         rows = np.concatenate([1000 * n + np.arange(w * wide, (w + 1) * wide) for w, n in turns])
@@ -85,7 +85,7 @@ def _fill(cell: ArraySpec, rows: np.ndarray, shared: int) -> np.ndarray:
 
 
 def check_seen(spec: ChannelSpec, reader: int, turns: list, message: dict) -> None:
-    """The message is what was sent, gathered and scattered as it should be."""
+    """Check that a message is what was sent, gathered and scattered."""
     wanted = seen(spec, reader, turns)
     assert set(message) == set(wanted)
     for name, x in wanted.items():
@@ -188,7 +188,7 @@ class Thread:
             self._result.set_exception(error)
 
     def result(self) -> object:
-        """What the job returned; raises what it raised."""
+        """The result of the job; raises its exception."""
         return self._result.result(HANG)
 
 
@@ -210,7 +210,7 @@ class Process:
         give.close()
 
     def result(self) -> object:
-        """What the job returned; raises what it raised, or EOFError if the process was killed."""
+        """The result of the job; raises its exception, or EOFError if the process was killed."""
         assert self._got.poll(HANG), "it hangs"
         kind, found = self._got.recv()
         self.process.join(HANG)
@@ -219,7 +219,7 @@ class Process:
         return found
 
     def gone(self) -> int:
-        """How the process ended."""
+        """Wait for the process to end; its exit code."""
         self.process.join(HANG)
         assert self.process.exitcode is not None, "it hangs"
         return self.process.exitcode
@@ -238,7 +238,7 @@ LINES = {"shared": Shared}
 
 
 class Meeting:
-    """Channels and their ends at work, in threads or processes."""
+    """Channels whose endpoints run in threads or processes."""
 
     def __init__(self, kind: str, carry: str, specs: dict[str, ChannelSpec]) -> None:
         self.line = None if carry == "in process" else LINES[carry](specs)
@@ -271,7 +271,7 @@ def holders(inode):
 
 
 def until(fact) -> None:
-    """Return when something holds that has to come to hold."""
+    """Wait until a condition holds; fail after `HANG` seconds."""
     end = time.monotonic() + HANG
     while not fact():
         assert time.monotonic() < end, "it never happens"
@@ -285,7 +285,7 @@ def die(*_) -> None:
 
 
 def wait_put(hall: Hall, end: int, name: str = "c") -> None:
-    """Return when a writer's end may put."""
+    """Wait until a writer may put."""
     stile = hall.channels[name].state
     bell = hall.bells[stile.spec.gate.writer, end]
     while not stile.may_put(end):
@@ -293,7 +293,7 @@ def wait_put(hall: Hall, end: int, name: str = "c") -> None:
 
 
 def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
-    """Return when a reader's end may take."""
+    """Wait until a reader may take."""
     stile = hall.channels[name].state
     bell = hall.bells[stile.spec.gate.reader, end]
     while not stile.may_take(end, tick):
@@ -301,7 +301,7 @@ def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
 
 
 def write(hall: Hall, end: int, first: int, last: int) -> int:
-    """Put messages `first` to `last`, or as many as there is leave for until halted; how many."""
+    """Put messages `first` to `last`, or until halted; the number of messages put."""
     channel = hall.channels["c"]
     spec = channel.state.spec
     number = first
@@ -321,14 +321,14 @@ def write(hall: Hall, end: int, first: int, last: int) -> int:
 
 @dataclass
 class Got:
-    """The messages that one reader's end has taken, each checked: whose, and which versions."""
+    """The checked messages that one reader has taken: their sources and versions."""
 
     turns: list = field(default_factory=list)
     versions: list = field(default_factory=list)
 
 
 def read(hall: Hall, end: int, ticks: int) -> Got:
-    """Take so many messages, or as many as come until halted."""
+    """Take a number of messages, or until halted."""
     got, channel = Got(), hall.channels["c"]
     spec = channel.state.spec
 

@@ -1,4 +1,4 @@
-"""The least that learns in an environment: quick to trace and to compile, for tests of the rest."""
+"""A minimal learning loop, quick to trace and compile, for tests of other parts."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -12,7 +12,7 @@ RESET = struct.pack("ii", 1, 0)  # lingering for no time: the other side sees a 
 
 
 class Proxy:
-    """Forwards to `address`, and cuts all connections after so many bytes, again and again."""
+    """Forwards to `address`, and cuts all connections after given numbers of bytes."""
 
     def __init__(self, address, cuts=()):
         self._target, self._cuts = address, list(cuts)
@@ -48,7 +48,7 @@ class Proxy:
             b.shutdown(socket.SHUT_WR)
 
     def _counted(self, count):
-        """How many of so many bytes are let through before the next cut."""
+        """The number of bytes that pass before the next cut."""
         with self._lock:
             if self._cuts and self._passed + count > self._cuts[0]:
                 keep = max(0, self._cuts.pop(0) - self._passed)
@@ -75,6 +75,6 @@ class Proxy:
 
 
 def some_cuts(seed, count, most):
-    """After how many bytes to cut each time."""
+    """The number of bytes before each cut."""
     dice = random.Random(seed)
     return [dice.randrange(1, most) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Every channel, whatever carries it: nothing is lost, repeated, out of order or torn."""
+"""Every channel on every transport: no message is lost, repeated, out of order or torn."""
 
 from dataclasses import replace
 from itertools import count
@@ -55,7 +55,7 @@ FLOWS = st.one_of(
 
 @st.composite
 def specs(draw):
-    """A channel of any flow, with one to three ends on both sides."""
+    """A channel of any flow, with one to three endpoints on each side."""
     flow, writers = draw(FLOWS), draw(st.integers(1, 3))
     if takes_some(flow):
         flow = Queue(flow.capacity, min(flow.take, writers))
@@ -65,7 +65,7 @@ def specs(draw):
 
 
 class Model:
-    """What a channel has to do, said simply: one move at a time, in any order."""
+    """A reference model of a channel: one put or take at a time, in any order."""
 
     def __init__(self, channel):
         self.channel, self.spec = channel, channel.state.spec
@@ -108,7 +108,7 @@ class Model:
             assert turns == [(w, self.ticks[end]) for w in sources], "lost, repeated or reordered"
 
     def has_room(self, end):
-        """Whether a put would leave no more than the capacity that isn't let go."""
+        """Whether a put keeps the unreleased messages within the capacity."""
         if isinstance(self.gate.flow, Latest):
             return None  # news is written over
         if takes_some(self.gate.flow):
@@ -232,7 +232,7 @@ def test_every_waiting_endpoint_ends_when_all_are_halted(kind, carry, flow):
 
 
 def news_written_over(channel, spec, first, times):
-    """A reader that news from `first` on overtakes while it looks, so many times."""
+    """A reader that newer messages from `first` on overtake a number of times."""
     looks, numbers = [], count(first)
 
     def receive(message, turns):
@@ -265,14 +265,14 @@ def test_news_written_over_while_it_is_read_is_never_seen_torn(carry, before, ti
 
 
 def news(hall, size, last):
-    """Put news as fast as can be."""
+    """Put messages as fast as possible."""
     for number in range(last):
         x = np.full((size, 3), number, np.float32)
         hall.channels["c"].put(0, {"x": x, "y": np.full((2, size), number)}, number)
 
 
 def watch(hall, last):
-    """Every piece of news that is seen until the last: (least, most, version)."""
+    """Every message received until the last: (least, most, version)."""
     found, tick = [], 0
 
     def receive(message, _):
@@ -312,7 +312,7 @@ def test_news_of_several_writers_is_of_one_version_however_far_one_is_ahead(kind
 
 
 def beats(hall, end, ticks, take):
-    """A learner: news of every tick, then what comes first; how late it was each time."""
+    """A learner: puts params every tick and takes the first rollouts; the lag of each."""
     lags = []
     for tick in range(ticks):
         hall.channels["news"].put(0, {"p": np.full(4, tick, np.float32), "q": np.int32(tick)}, tick)
@@ -352,7 +352,7 @@ def test_what_is_used_is_never_later_than_its_bound(kind, carry, actors, take, b
 
 
 def bounded_specs(actors, take, bound):
-    """A queue to a learner that takes the first to come, and its news on the way back."""
+    """A queue to a learner that takes the first rollouts, and a channel for its params."""
     admits = take * (bound + 1) // actors
     queue = make_channel_spec(Queue(2, take), actors, 1)
     back = make_channel_spec(Latest(bound), 1, actors, "shared")

@@ -1,4 +1,4 @@
-"""An end is killed at any point of a move: others see only whole messages, and nothing is left."""
+"""An endpoint is killed at any point: others receive only whole messages, and nothing is left."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ class Deadly:
 
 
 def put_and_die(hall, end, whole, point):
-    """Put so many messages, and die at some point of the next."""
+    """Put some messages, and die at a point of the next."""
     write(hall, end, 0, whole)
     wait_put(hall, end)
     channel = hall.channels["c"]
@@ -50,7 +50,7 @@ def put_and_die(hall, end, whole, point):
 
 
 def take_and_die(hall, end, whole, point):
-    """Take so many messages, and die at some point of the next."""
+    """Take some messages, and die at a point of the next."""
     read(hall, end, whole)
     wait_take(hall, end, whole)
     channel = hall.channels["c"]
@@ -113,7 +113,7 @@ def test_a_reader_that_is_killed_keeps_its_slots_and_others_continue(flow, point
 
 
 def killed_at_work():
-    """Kill all ends while they work; the inode of the memory that they shared."""
+    """Kill all endpoints while they run; the inode of their shared memory."""
     meeting = Meeting(PROCESSES, "shared", one_line(Lockstep(0), 2, 2))
     inode = os.fstat(meeting.line.memory.fd).st_ino
     jobs = [meeting.start(read, end, 10**9) for end in range(2)]

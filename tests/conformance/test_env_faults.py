@@ -1,4 +1,4 @@
-"""Whatever an environment does to its worker: a clear error at once, and nothing left running."""
+"""Every environment fault ends with a clear error at once, and leaves nothing running."""
 
 import os
 import signal

@@ -17,7 +17,7 @@ EACH = 5  # reads of counts that one move of one end may cost its other side
 
 
 class Counted(list):
-    """Counts that are counted whenever one is read."""
+    """Counters that count their reads."""
 
     reads = 0
 

@@ -1,4 +1,4 @@
-"""A worker of another host dies at any point of a message: whole messages only, and its name."""
+"""A worker on another host dies while it sends: readers get whole messages and its name."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from shoal.planning.policy import Lockstep, Queue
 
 
 class Half:
-    """A socket that dies when half of what it is given is sent."""
+    """A socket that kills the process after half of a send."""
 
     def __init__(self, sock):
         self._sock = sock
@@ -30,7 +30,7 @@ class Half:
 
 
 def send_and_die(hall, end, whole, point):
-    """Put so many messages, and die at some point of the next."""
+    """Put some messages, and die at a point of the next."""
     write(hall, end, 0, whole)
     wait_put(hall, end)
     channel = hall.channels["c"]
@@ -43,25 +43,25 @@ def send_and_die(hall, end, whole, point):
 
 
 def give_up_soon(hall):
-    """Take a connection for lost that isn't made again at once."""
+    """Count a broken connection as lost at once."""
     for links in hall.channels["c"].line.links:
         links.membership = links.membership._replace(rejoin=0.1)
 
 
 def read_on(hall, end):
-    """Take what comes."""
+    """Take every message."""
     give_up_soon(hall)
     return read(hall, end, 10**9)
 
 
 def read_and_die(hall, end, whole):
-    """Take so many messages and die."""
+    """Take some messages and die."""
     read(hall, end, whole)
     die()
 
 
 def write_on(hall, end):
-    """Put what there is room for."""
+    """Put whenever there is a free slot."""
     give_up_soon(hall)
     return write(hall, end, 0, 10**9)
 

@@ -81,7 +81,7 @@ def test_a_halt_between_looking_and_sleeping_is_seen(monkeypatch):
 
 
 def rally(hall, me, times):
-    """Wait for the other's count, then count and ring; how often."""
+    """Wait for the other's count, then count and notify; the number of rounds."""
     channel = hall.channels["c"]
     mine, other = ("w", 0), ("r", 0)
     if me == "r":

@@ -64,7 +64,7 @@ def children():
 
 
 def _is_ours(pid):
-    """Whether a process was begun by tests of this process, and not of others beside it."""
+    """Whether a process was started by tests of this process, not by parallel ones."""
     marks = [f"{name}={os.environ[name]}".encode() for name in XDIST if name in os.environ]
     with suppress(OSError):
         return set(marks) <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
@@ -72,7 +72,7 @@ def _is_ours(pid):
 
 
 def held(kind):
-    """How many files of a kind this process holds open."""
+    """The number of open files of a kind in this process."""
     gc.collect()
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in _fds()]
     return sum(kind in link for link in links)
@@ -183,7 +183,7 @@ def test_lag_stays_within_its_bound(backend):
 
 
 def fails(fault, policy=None, **settings):
-    """The error of a run whose environment number 5 goes wrong, and what workers said."""
+    """The error of a run whose environment 5 fails, and its workers' output."""
     env = world(fault=fault, **settings)
     plan = shoal.plan(
         shoal.trace(PLAIN, env, envs=ENVS), policy or shoal.single_learner_fine(2), ONE

@@ -1,4 +1,4 @@
-"""Lag stays within its bound on every backend, however long actors and learner happen to take."""
+"""Lag stays within its bound on every backend under random delays of actors and learner."""
 
 import time
 
@@ -18,7 +18,7 @@ def spec(x):
 
 
 def some_time(seed):
-    """Mostly hardly any, now and then long: who is ahead changes all the time."""
+    """Mostly short delays, sometimes long ones, so that the fastest replica changes."""
     time.sleep(LONGEST * np.random.default_rng(seed).random() ** 3)
 
 
@@ -57,7 +57,7 @@ class Dawdling:
 
 
 def newest(max_lag):
-    """Actors that wait for no one but the bound, all of whose turns are used."""
+    """Actors that wait only for the lag bound; every rollout is used."""
     actor, learner = Fragment("actor", (PER_ENV,), 2), Fragment("learner", (PER_BATCH,))
     return shoal.DistributionPolicy(
         "newest", (actor, learner), (Wire("learner", "actor", Latest(max_lag)),)

@@ -1,4 +1,4 @@
-"""Plans over a real Ray cluster of several raylets: the same numbers, and nothing that hangs."""
+"""Plans over a real Ray cluster of several raylets give the same numbers and don't hang."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ MARK = "SHOAL_TEST_RAY"  # set for all processes of this cluster
 
 @pytest.fixture(scope="module")
 def nodes():
-    """Three hosts, as far as Ray knows."""
+    """A Ray cluster of three nodes."""
     os.environ[MARK] = str(os.getpid())
     found = Cluster(
         initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False}
@@ -58,7 +58,7 @@ def nothing_left(nodes):
 
 
 def workers():
-    """Workers of this cluster that are alive, on all hosts."""
+    """The alive workers of this cluster, on all hosts."""
     found = subprocess.run(
         ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
     )

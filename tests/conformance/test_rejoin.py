@@ -1,4 +1,4 @@
-"""A connection that breaks is made again: the same messages in the same order, none twice."""
+"""A broken connection reconnects: the same messages in the same order, none twice."""
 
 import socket
 import threading
@@ -37,7 +37,7 @@ from shoal.runtime.net.loop import Wakes
 
 @contextmanager
 def through_proxies(specs, cuts=(), rejoin=HANG, *, signed=False):
-    """Ends in threads, whose connections go through proxies; how they wait differs."""
+    """Endpoints in threads that connect through proxies and wait in different ways."""
     wired = Wired(specs, signed=signed)
     proxies = [Proxy(address, cuts) for address in wired.lines.addresses]
     wired.lines = replace(wired.lines, addresses=tuple(p.address for p in proxies), rejoin=rejoin)
@@ -100,7 +100,7 @@ def test_all_connections_may_be_made_again_at_the_same_time(monkeypatch):
 
 
 def news(hall, size, first, last):
-    """Put some news."""
+    """Put versions `first` to `last`."""
     for number in range(first, last):
         x = np.full((size, 3), number, np.float32)
         hall.channels["c"].put(0, {"x": x, "y": np.full((2, size), number)}, number)
@@ -146,7 +146,7 @@ def test_one_that_is_not_made_again_in_time_is_lost(waits):
 
 
 def fill(hall, end):
-    """Put until there is no more room, and wait for more."""
+    """Put until the channel is full, and wait for a free slot."""
     for number in range(1, 10):
         wait_put(hall, end)
         write(hall, end, number, number + 1)

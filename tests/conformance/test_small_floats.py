@@ -33,7 +33,7 @@ def fit(w, x):
 
 @dataclass(frozen=True)
 class Small:
-    """Everything that it carries, sends and shows is of one small type."""
+    """A loop whose carried values, messages and metrics have one small type."""
 
     kind: str
     in_python: bool = False

@@ -1,4 +1,4 @@
-"""Channels between hosts under test: every end is a worker of its own, on sockets of this host."""
+"""Channels between hosts under test: every endpoint is a worker with sockets on this host."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ from shoal.runtime.net.wiring import RemoteChannels
 
 
 class Wired(Shared):
-    """Channels over TCP; bells and the word to halt by are shared, so that tests can see them."""
+    """Channels over TCP; wakers and the halt word are shared, so that tests can read them."""
 
     def __init__(
         self, specs: dict[str, ChannelSpec], parts: tuple | None = None, *, signed: bool = False
@@ -54,7 +54,7 @@ class Wired(Shared):
         )
 
     def hall(self, settles: bool = False) -> Hall:
-        """All channels, whose ends join when they are first used."""
+        """All channels, whose endpoints connect at their first use."""
         hall = super().hall()
         self._check = next(iter(hall.bells.values()))._check
         hall.channels = {n: ProcessRun(self, n, spec, settles) for n, spec in self.specs.items()}
@@ -63,7 +63,7 @@ class Wired(Shared):
 
     @contextmanager
     def at(self, job, args):
-        """The channels of one end alone, in a process of its own."""
+        """The channels of one endpoint, in a separate process."""
         side = SIDES[job.__name__]
         number = args[0] if "end" in inspect.signature(job).parameters else 0
         hall = self.hall()
@@ -77,7 +77,7 @@ class Wired(Shared):
             self.close()
 
     def join(self, me: int) -> None:
-        """Connect one end with those it has to do with."""
+        """Connect one endpoint to its peers."""
         membership = Membership(rejoin=self.lines.rejoin)
         known, names = self.lines.known, self.lines.names
         links = Connections(me, names, known, self._check, membership=membership)
@@ -102,7 +102,7 @@ class Wired(Shared):
             links.check()
 
     def close(self) -> None:
-        """End what connections there are."""
+        """Close all connections."""
         for links in self.links:
             links.close()
 
@@ -110,7 +110,7 @@ class Wired(Shared):
         self.close()
 
     def channel(self, name: str, fragment: str, end: int):
-        """A channel as one end sees it."""
+        """The channel of one endpoint."""
         me = self.ends.index((fragment, end))
         with self._lock:
             if me not in self.opened:
@@ -143,18 +143,18 @@ SIDES = {
 
 
 class ProcessRun:
-    """A channel whose every end is used where that end is."""
+    """A channel that forwards each call to the endpoint's own channel."""
 
     def __init__(self, line: Wired, name: str, spec: ChannelSpec, settles: bool) -> None:
         self.line, self.name, self.spec = line, name, spec
         self.state = Stile(self, settles)
 
     def writer(self, end: int):
-        """The channel as a writer's end sees it."""
+        """The channel of a writer."""
         return self.line.channel(self.name, self.spec.gate.writer, end)
 
     def reader(self, end: int):
-        """The channel as a reader's end sees it."""
+        """The channel of a reader."""
         return self.line.channel(self.name, self.spec.gate.reader, end)
 
     def put(self, end, message, version) -> None:
@@ -165,7 +165,7 @@ class ProcessRun:
 
 
 class Live:
-    """Counts as they are whenever they are looked at."""
+    """Counters that are read from their endpoint at each access."""
 
     def __init__(self, look, count: int) -> None:
         self._look, self._count = look, count
@@ -177,7 +177,7 @@ class Live:
 
 
 class Stile:
-    """Asks each end's own state; `counts` are what each end has done itself.
+    """Reads each endpoint's own state; `counts` are the endpoint's own counters.
 
     If it settles, it answers only when all endpoints have received every count.
     """
@@ -225,7 +225,7 @@ class Stile:
         return [(r, w) for r, sources in enumerate(self.spec.gate.sources) for w in sources]
 
     def _is_known(self, r: int, w: int) -> bool:
-        """Whether a writer's end knows what a reader's has taken, and the reader what it put."""
+        """Whether a writer has received a reader's takes, and the reader its puts."""
         puts, takes, reader, writer = self.puts, self.takes, self._readers[r], self._writers[w]
         if isinstance(self.spec.gate.flow, Latest):
             beside = self.spec.gate.sources[r]

@@ -18,7 +18,7 @@ ROUGH = 10  # seconds that a link stays rough
 
 @contextmanager
 def small_disk(folder):
-    """A disk of its own, that can be filled."""
+    """A separate small disk that can be filled."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
     try:
@@ -49,7 +49,7 @@ class Chaos:
 
     @property
     def seconds(self):
-        """Since it began."""
+        """Seconds since the start."""
         return round(time.monotonic() - self._began)
 
     def comes(self, recovered):
@@ -57,7 +57,7 @@ class Chaos:
         return recovered or self._early
 
     def strike(self):
-        """Let something fail, and say what."""
+        """Cause a fault, and record it."""
         often = {self.kill_worker: 4, self.kill_host: 2, self.cut_link: 2, self.roughen_link: 3}
         often |= {self.fill_disk: 2, self.kill_driver: 1}
         (fault,) = self._random.choices([*often], weights=often.values())
@@ -72,7 +72,7 @@ class Chaos:
                 os.kill(self._random.choice(pids), signal.SIGKILL)
 
     def kill_host(self):
-        """Kill a host, and bring it back a while later."""
+        """Kill a host, and restart it a while later."""
         number = self._random.randrange(1, self._hosts)
         self._cluster.kill(number)
         time.sleep(self._random.uniform(0, 8))
@@ -95,7 +95,7 @@ class Chaos:
         return link(self._random.randrange(1, self._hosts))
 
     def fill_disk(self):
-        """Leave no room on the disk, for longer than a checkpoint is due."""
+        """Fill the disk, for longer than the checkpoint interval."""
         file = self._disk / "full"
         with suppress(OSError), file.open("wb", buffering=0) as out:
             for size in (1 << 20, 1 << 12):

@@ -1,4 +1,4 @@
-"""What a user reads when an environment goes wrong, how soon, and what is left running.
+"""The error, delay and leftover processes for every environment fault.
 
 `python -m soak.env_faults [BACKEND ...]` (in tests/) prints a table of every fault under every
 backend, in lockstep and asynchronous; `... one FAULT BACKEND FLOW FOLDER` makes one run of it.
@@ -61,7 +61,7 @@ def is_users(fault: str, backend: str) -> bool:
 
 
 def one(fault: str, backend: str, flow: str, folder: str) -> None:
-    """Make a run and print as JSON what its user reads, and when."""
+    """Make a run and print its error and time as JSON."""
     env = faulty(fault, folder=folder)
     policy = shoal.single_learner_coarse(2) if flow == "lockstep" else impala(2, 1, 3)
     graph = shoal.trace(HostLoop(), env, envs=4)
@@ -83,7 +83,7 @@ def one(fault: str, backend: str, flow: str, folder: str) -> None:
 
 
 def outcome(fault: str, backend: str, flow: str) -> tuple[str, float, list[int], str]:
-    """What is read, after how many seconds, what is left running, and what is wrong with it."""
+    """The error, its delay in seconds, leftover processes, and what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "soak.env_faults", "one", fault, backend, flow, folder]
         driver = subprocess.Popen(words, cwd=TESTS, stdout=subprocess.DEVNULL)
@@ -111,7 +111,7 @@ def outcome(fault: str, backend: str, flow: str) -> tuple[str, float, list[int],
 
 
 def main(backends: list[str]) -> int:
-    """Print the table; how many rows of it are wrong."""
+    """Print the table; the number of wrong rows."""
     bad = 0
     print("| fault | backend | flow | what the user reads | seconds | left |")
     print("|---|---|---|---|---|---|")

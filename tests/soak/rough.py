@@ -1,4 +1,4 @@
-"""A rough link for a host: what goes over it comes late, and some of it never.
+"""An unreliable link for a host, which delays frames and drops some.
 
 Kernels can do that (netem), but not every machine's has it. So here a process carries what goes
 between a host's link and a second one, which is on the bridge in its place:
@@ -23,7 +23,7 @@ MOST = 1 << 17  # bytes of a frame at most: the kernel cuts large ones only at a
 
 @contextmanager
 def rough_link(link, bridge, seed=0):
-    """Let what goes between a link and its bridge come late or never, for as long as this lasts."""
+    """Delay and drop frames between a link and its bridge within this context."""
     inner, outer = f"{link}i"[-15:], f"{link}o"[-15:]
     _ip("link", "add", inner, "type", "veth", "peer", "name", outer)
     words = [sys.executable, __file__, link, inner, DELAY, LOST, seed]

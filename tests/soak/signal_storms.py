@@ -1,4 +1,4 @@
-"""Stops training runs by signals, one or many, at every phase, and looks at what is left.
+"""Stops training runs by one or more signals at every phase, and checks what is left.
 
     python tests/soak/signal_storms.py ROUNDS SEED
 
@@ -61,7 +61,7 @@ def is_reached(phase, folder):
 
 
 def session(leader):
-    """The processes of a session that are still there."""
+    """The alive processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -98,7 +98,7 @@ def state_of(folder):
 
 
 def faults(child, folder, shared, err):
-    """What is wrong after a run was stopped."""
+    """The faults of a stopped run."""
     time.sleep(0.5)  # signalled processes may need a moment to end
     found = [f"process {pid} is left" for pid in session(child.pid)]
     if left := set(os.listdir("/dev/shm")) - shared:
@@ -119,7 +119,7 @@ def faults(child, folder, shared, err):
 
 
 def resumed(folder, whole):
-    """What is wrong with a run in lockstep once it is resumed to its end."""
+    """The faults of a lockstep run that is resumed to its end."""
     done = subprocess.run(command("resume", folder), capture_output=True, text=True, check=False)
     if done.returncode and "has done" not in done.stderr:
         return [f"resume: {done.stderr[-300:]}"]
@@ -128,7 +128,7 @@ def resumed(folder, whole):
 
 
 def main(rounds, seed):
-    """Stop so many runs; print what came of it."""
+    """Stop a number of runs; print the results."""
     draw, table, bad = random.Random(seed), Counter(), 0
     with tempfile.TemporaryDirectory() as place:
         root, wholes = Path(place), {}

@@ -44,7 +44,7 @@ ENTRY = (sys.executable, "-c", "from shoal.cli.entry import entry; entry()")
 
 
 class Run:
-    """A run on the cluster whose driver may be killed, and what was seen of it."""
+    """A run on the cluster whose driver may be killed, and its observed progress."""
 
     def __init__(self, folder, log):
         self.folder, self._log = folder, log
@@ -88,11 +88,11 @@ class Run:
         return self._seen_at > since
 
     def wait_from(self, now):
-        """A fault is over: until now there was a reason to wait."""
+        """Restart the wait for a new tick, after a fault is over."""
         self._seen_at = now
 
     def said(self):
-        """The end of what it said."""
+        """The end of the driver's output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def stop(self):
