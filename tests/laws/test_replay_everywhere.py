@@ -71,7 +71,7 @@ def test_with_a_lag_replay_draws_before_it_receives_new_priorities():
 def test_so_many_samples_are_learnt_from_an_insert_once_there_are_enough(name):
     algorithm, state = graph_of("dqn").origin.algorithm, ran(name).state
     steps = TICKS * algorithm.num_steps
-    assert np.all(np.asarray(state.memory.ring.added) == steps)
+    assert np.all(np.asarray(state.buffer.ring.added) == steps)
     # Ticks that begin to learn with `min_size` steps there, or more.
     learning = sum(
         (t + 1) * algorithm.num_steps >= algorithm.learning_starts_per_env for t in range(TICKS)

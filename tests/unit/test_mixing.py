@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from laws.herd import herd
 from shoal.algorithms import QMIX, VDN
-from shoal.algorithms.qmix import Sequence
+from shoal.algorithms.qmix import Rows, Sequence
 from shoal.errors import SettingError, UnknownNameError
 from shoal.rl import mixing
 from shoal.rl.routing import route
@@ -52,7 +52,7 @@ def test_the_mixing_network_is_its_formula(q_values, world):
     np.testing.assert_allclose(mix(q_values, world), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_without_a_mixer_the_team_is_worth_the_sum():
+def test_without_a_mixer_q_total_is_the_sum():
     q_values = jnp.arange(6.0).reshape(2, 3)
     np.testing.assert_array_equal(mixing.mix((), q_values, ()), [3.0, 12.0])
 
@@ -60,15 +60,15 @@ def test_without_a_mixer_the_team_is_worth_the_sum():
 masks = st.lists(
     st.lists(st.booleans(), min_size=4, max_size=4).filter(any), min_size=2, max_size=2
 )
-CHOOSER = mixing.init_chooser(jax.random.PRNGKey(0), 3, 2, 4, ("gru", 5))
+AGENT_NETWORK = mixing.init_agent_network(jax.random.PRNGKey(0), 3, 2, 4, ("gru", 5))
 
 
 @jax.jit
 def draws(mask, epsilon, seed):
     key = jax.random.PRNGKey(seed)
     shown = Shown(jax.random.normal(key, (2, 3)), mask, ())
-    _, q_values = mixing.agent_q_values(CHOOSER, jnp.zeros((2, 5)), shown)
-    drawn = jax.vmap(lambda key: mixing.explore(key, q_values, mask, epsilon))
+    _, q_values = mixing.agent_q_values(AGENT_NETWORK, jnp.zeros((2, 5)), shown)
+    drawn = jax.vmap(lambda key: mixing.epsilon_greedy(key, q_values, mask, epsilon))
     return q_values, drawn(jax.random.split(key, 64))
 
 
@@ -83,7 +83,7 @@ def test_masked_actions_are_never_chosen(mask, epsilon, seed):
 
 def test_agents_that_share_a_network_receive_their_index():
     own = jnp.ones((2, 3))
-    _, q_values = mixing.agent_q_values(CHOOSER, jnp.zeros((2, 5)), Shown(own, (), ()))
+    _, q_values = mixing.agent_q_values(AGENT_NETWORK, jnp.zeros((2, 5)), Shown(own, (), ()))
     assert np.abs(q_values[0] - q_values[1]).max() > 1e-3
 
 
@@ -125,8 +125,11 @@ class TestTargets:
         )
         batch = self.batch(0)
         given_ = batch.memory, (batch.obs, batch.last_obs), batch.ended
-        judge = jax.jit(mixing.team_agents_q_values)
-        (q_values, then), (_, target_then) = judge(params, *given_), judge(target, *given_)
+        q_values_of = jax.jit(mixing.team_q_values)
+        (q_values, then), (_, target_then) = (
+            q_values_of(params, *given_),
+            q_values_of(target, *given_),
+        )
         names = sorted(q_values)
         total, follow = np.zeros(self.steps), np.zeros(self.steps)
         for t in range(self.steps):
@@ -152,7 +155,8 @@ def test_playing_is_acting_greedily(table):
     small = {"num_steps": 4, "memory_width": 4, "mixer_width": 2, "mixer_hidden": 2}
     algorithm, env = QMIX(**small, policies=table, one_team=True, epsilon=(0.0, 0.0)), herd()
     state = jax.jit(lambda: algorithm.init(jax.random.PRNGKey(3), env, 2))()
-    _, kept, _ = jax.jit(lambda s: algorithm.collect(env, s.learner, s[1:5]))(state)
+    rows = Rows(state.keys, state.env_states, state.obs, state.memory)
+    _, kept, _ = jax.jit(partial(algorithm.collect, env))(state.learner, rows)
     play, routes = jax.jit(partial(algorithm.play, env, state)), route(env, table)
     for row in range(2):
         memory = None

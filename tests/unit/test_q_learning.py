@@ -11,7 +11,7 @@ import shoal
 from shoal.envs.spaces import Box
 from shoal.rl import q_network
 from shoal.rl.q_network import Shape, init_q_network
-from shoal.rl.q_values import best_or_any
+from shoal.rl.q_values import epsilon_greedy
 
 pytest.importorskip("gymnax")
 
@@ -24,7 +24,7 @@ def test_two_streams_differ_by_the_actions_mean_advantage_alone():
     x = jax.random.normal(jax.random.key(1), (5, 4))
     atoms = q_network.action_atoms(net, x, 2)
     assert atoms.shape == (5, 3, 2)
-    value = q_network.dense(net.value, q_network.embed_all(net, x))
+    value = q_network.dense(net.value, q_network.encode(net, x))
     np.testing.assert_allclose(atoms.mean(axis=1), value, atol=1e-5)
 
 
@@ -32,7 +32,7 @@ def test_two_streams_differ_by_the_actions_mean_advantage_alone():
 def test_random_actions_have_the_probability_epsilon(epsilon):
     keys = jax.random.split(jax.random.key(0), 4000)
     q_values = jnp.array([0.0, 2.0, 1.0, -1.0])
-    took = jax.vmap(lambda key: best_or_any(key, q_values, epsilon))(keys)
+    took = jax.vmap(lambda key: epsilon_greedy(key, q_values, epsilon))(keys)
     share = np.bincount(np.asarray(took), minlength=4) / len(keys)
     wanted = np.full(4, epsilon / 4) + np.array([0, 1 - epsilon, 0, 0])
     np.testing.assert_allclose(share, wanted, atol=0.04)
@@ -49,17 +49,17 @@ SMALL = R2D2(
 def test_each_chunk_starts_with_the_memory_after_the_previous_one(memory):
     algorithm, env = dataclasses.replace(SMALL, memory=memory), shoal.envs.make("CartPole-v1")
     state = jax.jit(lambda: algorithm.init(jax.random.key(0), env, 3))()
-    tick, walk = jax.jit(lambda state: algorithm.tick(env, state)[0]), jax.jit(q_network.walk)
+    tick, unroll = jax.jit(lambda state: algorithm.tick(env, state)[0]), jax.jit(q_network.unroll)
     for _ in range(6):
         state = tick(state)
     chunks, params = state.chunks.ring.steps, state.learner.params
-    ended = chunks.seen.terminated | chunks.seen.truncated
+    ended = chunks.steps.terminated | chunks.steps.truncated
     assert np.any(ended), "no episode has ended, so nothing was to be forgotten"
     for row in range(3):
         for chunk in range(5):
             before = jax.tree.map(lambda x, at=(row, chunk): x[at], chunks)
-            fresh_t = jnp.concatenate([jnp.zeros(1, bool), ended[row, chunk, :-1]])
-            last, _ = walk(params, before.memory, before.seen.obs, fresh_t)
+            is_first_t = jnp.concatenate([jnp.zeros(1, bool), ended[row, chunk, :-1]])
+            last, _ = unroll(params, before.memory, before.steps.obs, is_first_t)
             last = jax.tree.map(lambda x, over=ended[row, chunk, -1]: jnp.where(over, 0, x), last)
             then = jax.tree.map(lambda x, at=(row, chunk + 1): x[at], chunks.memory)
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), last, then)

@@ -13,7 +13,7 @@ from shoal.errors import SettingError
 from shoal.rl.critics import init_critics, q_values
 from shoal.rl.nets import init_mlp
 from shoal.rl.transitions import Transition
-from shoal.rl.unit_actions import certain, squashed
+from shoal.rl.unit_actions import deterministic_action, squashed_normal
 
 SEES, DOES, COUNT = 3, 2, 5
 KEYS = jax.random.split(jax.random.key(0), 8)
@@ -36,13 +36,13 @@ def td3_nets(critics=2):
 
 def td3_grads(algorithm, discount=0.9, turn=YES, noise=1.0):
     nets = td3_nets(algorithm.num_critics)
-    drawn = td3_file.Drawn(batch(discount), jnp.full((COUNT, DOES), noise))
-    return jax.grad(algorithm.loss, has_aux=True)(nets, nets, drawn, turn)
+    sample = td3_file.Sample(batch(discount), jnp.full((COUNT, DOES), noise))
+    return jax.grad(algorithm.loss, has_aux=True)(nets, nets, sample, turn)
 
 
 def test_the_target_is_that_of_the_lower_critic_at_a_nearby_action():
     algorithm, nets, seen = TD3(), td3_nets(), batch(0.9)
-    nearby = np.clip(np.asarray(certain(nets.actor, seen.next_obs)) + 0.2, -1, 1)
+    nearby = np.clip(np.asarray(deterministic_action(nets.actor, seen.next_obs)) + 0.2, -1, 1)
     lower = np.min(q_values(nets.critics, seen.next_obs, jnp.array(nearby)), axis=0)
     target = np.asarray(seen.reward) + 0.9 * lower
     guess = np.asarray(q_values(nets.critics, seen.obs, seen.action))
@@ -64,10 +64,10 @@ def test_the_actor_moves_in_its_turn_only_and_up_the_first_critic():
     jax.tree.map(np.testing.assert_array_equal, moved.critics, still.critics)
     nets, seen = td3_nets(), batch(0.9)
 
-    def worth_of(actor):
-        return jnp.mean(q_values(nets.critics[:1], seen.obs, certain(actor, seen.obs)))
+    def value_of(actor):
+        return jnp.mean(q_values(nets.critics[:1], seen.obs, deterministic_action(actor, seen.obs)))
 
-    up = jax.grad(worth_of)(nets.actor)
+    up = jax.grad(value_of)(nets.actor)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, -y, atol=1e-6), moved.actor, up)
 
 
@@ -82,21 +82,21 @@ def sac_grads(algorithm, discount=0.9):
     actor = init_mlp(KEYS[5], (SEES, 4, 2 * DOES))
     critics = init_critics(KEYS[6], (SEES + DOES, 4), 2)
     nets = sac_file.Params(actor, critics, jnp.float32(-1.0))
-    drawn = sac_file.Drawn(batch(discount), jax.random.normal(KEYS[7], (COUNT, 2, DOES)))
-    return nets, drawn, *jax.grad(algorithm.loss, has_aux=True)(nets, critics, drawn)
+    sample = sac_file.Sample(batch(discount), jax.random.normal(KEYS[7], (COUNT, 2, DOES)))
+    return nets, sample, *jax.grad(algorithm.loss, has_aux=True)(nets, critics, sample)
 
 
 def test_sac_s_losses_are_their_formulas_and_each_has_its_own_slope():
-    nets, drawn, grads, parts = sac_grads(SAC(reward_scale=2.0))
-    seen, noise = drawn
+    nets, sample, grads, parts = sac_grads(SAC(reward_scale=2.0))
+    seen, noise = sample
     heat = np.exp(-1.0)
-    done, log_prob = squashed(nets.actor, seen.next_obs).at(noise[:, 0])
+    done, log_prob = squashed_normal(nets.actor, seen.next_obs).at(noise[:, 0])
     lower = np.min(q_values(nets.critics, seen.next_obs, done), axis=0)
     target = 2 * np.asarray(seen.reward) + 0.9 * (lower - heat * np.asarray(log_prob))
     guess = np.asarray(q_values(nets.critics, seen.obs, seen.action))
     wanted = np.sum(np.mean((guess - target) ** 2 / 2, axis=1))
     np.testing.assert_allclose(parts["critic_loss"], wanted, rtol=1e-4)
-    done, log_prob = squashed(nets.actor, seen.obs).at(noise[:, 1])
+    done, log_prob = squashed_normal(nets.actor, seen.obs).at(noise[:, 1])
     lower = np.min(q_values(nets.critics, seen.obs, done), axis=0)
     np.testing.assert_allclose(
         parts["actor_loss"], np.mean(heat * np.asarray(log_prob) - lower), rtol=1e-4

@@ -14,7 +14,13 @@ from shoal.rl import losses
 from shoal.rl.critics import init_critics, q_values
 from shoal.rl.distributions import TanhNormal
 from shoal.rl.nets import init_mlp
-from shoal.rl.unit_actions import LOG_STD, certain, check_bounded, in_box, squashed
+from shoal.rl.unit_actions import (
+    LOG_STD,
+    check_bounded,
+    deterministic_action,
+    scale_to_box,
+    squashed_normal,
+)
 
 LAW = settings(max_examples=30, deadline=None)
 BOX = Box((-2.0, 0.0, 5.0, -1.0), (2.0, 1.0, 6.0, 3.0), (2, 2))
@@ -27,15 +33,15 @@ numbers = st.floats(-3, 3, width=32)
 def test_each_entry_lies_between_its_own_bounds_in_proportion(unit):
     low, high = (np.array(bound).reshape(2, 2) for bound in (BOX.low, BOX.high))
     wanted = low + (unit.reshape(2, 2) + 1) / 2 * (high - low)
-    action = in_box(BOX, jnp.array(unit))
+    action = scale_to_box(BOX, jnp.array(unit))
     np.testing.assert_allclose(action, wanted, atol=1e-5)
     assert np.all((action >= low - 1e-6) & (action <= high + 1e-6))
 
 
 def test_the_bounds_are_reached_and_batches_keep_their_axes():
-    ends = in_box(BOX, jnp.stack([-jnp.ones(4), jnp.ones(4)]))
+    ends = scale_to_box(BOX, jnp.stack([-jnp.ones(4), jnp.ones(4)]))
     np.testing.assert_allclose(ends.reshape(2, 4), [BOX.low, BOX.high])
-    assert in_box(Box(-2.0, 2.0, (3,)), jnp.zeros((5, 7, 3))).shape == (5, 7, 3)
+    assert scale_to_box(Box(-2.0, 2.0, (3,)), jnp.zeros((5, 7, 3))).shape == (5, 7, 3)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +55,10 @@ def test_a_space_without_bounds_is_rejected(space):
 def test_actors_return_an_action_or_a_distribution_of_bounded_std():
     features = 100 * jax.random.normal(jax.random.key(0), (6, 3))
     actor = init_mlp(jax.random.key(1), (3, 8, 4))
-    said = squashed(actor, features)
+    said = squashed_normal(actor, features)
     assert said.mean.shape == said.log_std.shape == (6, 2)
     assert np.all((said.log_std >= LOG_STD[0]) & (said.log_std <= LOG_STD[1]))
-    assert np.all(np.abs(certain(actor, features)) <= 1)
+    assert np.all(np.abs(deterministic_action(actor, features)) <= 1)
 
 
 def test_noise_makes_the_action_that_a_key_would_have():
@@ -80,10 +86,10 @@ def test_critics_are_separate_networks_that_take_the_action():
 
 @LAW
 @given(st.lists(numbers, min_size=1, max_size=3), numbers, st.floats(0, 2, width=32))
-def test_the_soft_value_is_the_lowest_less_the_entropy_term(worths, log_prob, temperature):
-    got = losses.soft_value(jnp.array(worths)[:, None], jnp.float32(log_prob), temperature)
-    np.testing.assert_allclose(got, [min(worths) - temperature * log_prob], atol=1e-5)
-    np.testing.assert_allclose(losses.soft_value(jnp.array(worths)), min(worths), atol=1e-30)
+def test_the_soft_value_is_the_lowest_less_the_entropy_term(q_values, log_prob, temperature):
+    got = losses.soft_value(jnp.array(q_values)[:, None], jnp.float32(log_prob), temperature)
+    np.testing.assert_allclose(got, [min(q_values) - temperature * log_prob], atol=1e-5)
+    np.testing.assert_allclose(losses.soft_value(jnp.array(q_values)), min(q_values), atol=1e-30)
 
 
 @LAW

@@ -1,4 +1,4 @@
-"""Recurrent replay distributed DQN (Kapturowski et al., 2019): memory, learnt from sequences."""
+"""Recurrent replay distributed DQN (Kapturowski et al., 2019), trained on sequences."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,45 +12,45 @@ from shoal.algorithms.dqn import Env, Metrics
 from shoal.envs import Discrete, EnvState, HostState, episode_totals, key_rows
 from shoal.errors import SettingError
 from shoal.rl import learning, q_network, replay, transitions
-from shoal.rl.learning import Learner, for_updates, init_learner, init_rings
+from shoal.rl.learning import Learner, TrainState, init_learner, init_replays
 from shoal.rl.memory import forget, start
 from shoal.rl.optimise import clipped_adam
-from shoal.rl.q_network import QNetwork, Shape, count_actions, features, init_q_network
-from shoal.rl.q_values import best_or_any, mixed, pick, rescale, unscale
+from shoal.rl.q_network import QNetwork, Shape, count_actions, init_q_network, obs_features
+from shoal.rl.q_values import epsilon_greedy, rescale, select_value, sequence_priority, unscale
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import n_step_returns
-from shoal.rl.transitions import Drawn, PriorityUpdate, Seen, example, importance
+from shoal.rl.transitions import PriorityUpdate, Sample, StoredStep, example, importance
 from shoal.tracing.stage import mean, stage
 
 
 class Chunk(NamedTuple):
-    """One tick's steps of an environment, and what was remembered before the first of them."""
+    """One tick's steps of an environment, and the recurrent state before the first of them."""
 
-    seen: Seen  # [steps, ...]
+    steps: StoredStep  # [steps, ...]
     memory: Any
 
 
 class State(NamedTuple):
-    """What a tick carries to the next: the learner, and a row an environment of all else."""
+    """What a tick carries to the next: the learner, and a row per environment of all else."""
 
     learner: Learner
     keys: jax.Array
     env_states: EnvState | HostState
     obs: Any
     memory: Any
-    epsilon_exponent: jax.Array  # to which power of ε an environment explores
+    epsilon_exponent: jax.Array  # an environment explores with ε to this power
     replay_keys: jax.Array
     chunks: replay.Replay
-    priority_update: PriorityUpdate  # new priorities of the sequences learnt from last
+    priority_update: PriorityUpdate  # of the sequences that the last tick learnt from
 
 
 @dataclass(frozen=True, slots=True)
 class R2D2:
     """A tick adds a chunk of `num_steps` to every environment's replay, then learns from sequences.
 
-    A sequence is of whole chunks: the first `burn_in` steps only refresh what was remembered when
-    it was made, the other `sequence_length` steps are learnt from, each `samples_per_insert` times
-    on average. Learning starts when each replay holds `learning_starts_per_env` steps.
+    A sequence consists of whole chunks. Its first `burn_in` steps only refresh the stored recurrent
+    state; the other `sequence_length` steps are learnt from, each `samples_per_insert` times on
+    average. Learning starts when each replay holds `learning_starts_per_env` steps.
     """
 
     paper: ClassVar[str] = "Kapturowski et al., 2019"
@@ -63,20 +63,20 @@ class R2D2:
     burn_in: int = 16
     sequence_length: int = 32
     learning_starts_per_env: int = 256
-    buffer_size_per_env: int = 8192  # steps an environment
+    buffer_size_per_env: int = 8192  # steps per environment
     learning_rate: float = 5e-4
     max_grad_norm: float = 10.0
     gamma: float = 0.99
     n_step: int = 5
-    rescaled: bool = True  # values are squashed returns
-    target_update_interval: int = 100  # updates, after which the target network is moved by `tau`
+    rescaled: bool = True  # values are of rescaled returns, h(x)
+    target_update_interval: int = 100  # updates between those of the target network
     tau: float = 1.0
     epsilon: tuple[float, float] = (1.0, 0.01)  # first and last
     epsilon_ticks: int = 200  # between them
-    epsilon_alpha: float = 0.0  # ε to powers from 1 to 1 + this over the environments (Ape-X: 7)
+    epsilon_alpha: float = 0.0  # exponents of ε are 1 to 1 + this over environments (Ape-X: 7)
     priority_exponent: float = 0.9
     importance_exponent: float = 0.6
-    priority_mix: float = 0.9  # η: of the largest error of a sequence, the rest of their mean
+    priority_mix: float = 0.9  # η: the weight of a sequence's largest |δ|; the rest is its mean's
     hidden: tuple[int, ...] = (64,)
     memory: str = "lstm"  # or gru
     memory_width: int = 64
@@ -90,7 +90,7 @@ class R2D2:
             what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
             raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
         batch = self.batch_size_per_env * learnt
-        replay.updates_a_tick(self.num_steps, self.samples_per_insert, batch)
+        replay.updates_per_tick(self.num_steps, self.samples_per_insert, batch)
         sizes = self.buffer_size_per_env, self.learning_starts_per_env
         replay.check_capacity(*sizes, self.num_steps, length)
 
@@ -102,145 +102,145 @@ class R2D2:
         params: Any = init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        shown = jax.eval_shape(lambda: features(env, obs, self.torso)[0])
-        kept = example(shown, jnp.int32(0))
+        one = jax.eval_shape(lambda: obs_features(env, obs, self.torso)[0])
+        steps = example(one, jnp.int32(0))
         n = self.num_steps
-        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), kept)
-        kept = Chunk(kept, start(params.memory))
-        capacity = self.buffer_size_per_env // self.num_steps
-        chunks = init_rings(kept, capacity, envs, self.priority_exponent)
+        steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), steps)
+        chunk = Chunk(steps, start(params.memory))
+        chunks = init_replays(chunk, self.buffer_size_per_env // n, envs, self.priority_exponent)
         changes = transitions.no_priorities((envs, self.updates, self.batch_size_per_env))
-        exponent = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
-        rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), exponent
+        exponents = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
+        rows = key_rows(act_key, envs), env_states, obs, start(params.memory, (envs,)), exponents
         return State(learner, *rows, key_rows(replay_key, envs), chunks, changes)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
-        """Steps, then learns."""
+        """Steps the environments, then learns from replay."""
         learner, chunks = state.learner, state.chunks
 
         def collect(carry: tuple, _: None) -> tuple:
             keys, env_states, obs, memory = carry
-            shown = features(env, obs, self.torso)
-            shared = {"params": learner.params, "ticks": learner.ticks}
-            keys, memory, action = self.act((keys, memory), state.epsilon_exponent, shown, **shared)
+            features = obs_features(env, obs, self.torso)
+            row, shared = (keys, memory), {"params": learner.params, "ticks": learner.ticks}
+            keys, memory, action = self.act(row, state.epsilon_exponent, features, **shared)
             env_states, step = env.step(env_states, action)
-            last = features(env, step.last_obs, self.torso)
-            seen = Seen(shown, action, step.reward, step.terminated, step.truncated, last)
+            next_features = obs_features(env, step.last_obs, self.torso)
+            ends = step.terminated, step.truncated
+            stored = StoredStep(features, action, step.reward, *ends, next_features)
             memory = forget(memory, step.terminated | step.truncated)
-            return (keys, env_states, step.obs, memory), (seen, episode_totals(step))
+            return (keys, env_states, step.obs, memory), (stored, episode_totals(step))
 
-        begun = (state.keys, state.env_states, state.obs, state.memory)
-        rows, seen, totals = learning.collected(collect, begun, self.num_steps)
-        chunk = Chunk(seen, state.memory)
+        carry = (state.keys, state.env_states, state.obs, state.memory)
+        rows, steps, totals = learning.collect_steps(collect, carry, self.num_steps)
         if self.priority_exponent:
             chunks = chunks._replace(priorities=self.replay_update(chunks, state.priority_update))
-        chunks = self.replay_add(chunks, chunk)
-        replay_keys, drawn = self.replay_sample(state.replay_keys, chunks)
-        learner, changes, parts = self.learn(learner, drawn)
-        after = State(learner, *rows, state.epsilon_exponent, replay_keys, chunks, changes)
-        return after, parts | totals
+        chunks = self.replay_add(chunks, Chunk(steps, state.memory))
+        replay_keys, sample = self.replay_sample(state.replay_keys, chunks)
+        learner, changes, metrics = self.learn(learner, sample)
+        state = State(learner, *rows, state.epsilon_exponent, replay_keys, chunks, changes)
+        return state, metrics | totals
 
     @stage(per="env")
-    def act(self, row: tuple, exponent: jax.Array, shown: jax.Array, *, params: QNetwork,
+    def act(self, row: tuple, epsilon_exponent: jax.Array, features: jax.Array, *, params: QNetwork,
             ticks: jax.Array) -> tuple:  # fmt: skip
-        """The next key and memory, and the ε-greedy action."""
-        key, action_key = jax.random.split(row[0])
-        memory, q_values = q_network.look(params, row[1], shown)
-        epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks) ** exponent
-        return key, memory, best_or_any(action_key, q_values, epsilon)
+        """The next key and memory, and an ε-greedy action."""
+        key, memory = row
+        key, action_key = jax.random.split(key)
+        memory, q_values = q_network.apply(params, memory, features)
+        schedule = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)
+        epsilon = schedule(ticks) ** epsilon_exponent
+        return key, memory, epsilon_greedy(action_key, q_values, epsilon)
 
     def play(self, env: Any, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
-        """The greedy action in one environment, or with a key the ε-greedy one; and memory."""
+        """An action in one environment, ε-greedy if there is a key, and the next memory."""
         params, ticks = state.learner.params, state.learner.ticks
         memory = start(params.memory) if memory is None else memory
-        memory, q_values = q_network.look(params, memory, q_network.features_of_one(params, obs))
+        features = q_network.single_obs_features(params, obs)
+        memory, q_values = q_network.apply(params, memory, features)
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
-        return best_or_any(key, q_values, epsilon), memory
+        return epsilon_greedy(key, q_values, epsilon), memory
 
     @stage(per="env")
     def replay_update(self, chunks: replay.Replay, changes: PriorityUpdate) -> replay.Priorities:
-        """The priorities updated by the last tick's learning; the ring isn't changed."""
+        """The priorities after the update by the last tick's learning; the ring is not copied."""
         return replay.set_priorities(chunks.priorities, chunks.ring, *changes)
 
     @stage(per="env")
     def replay_add(self, chunks: replay.Replay, chunk: Chunk) -> replay.Replay:
         """Replay with one tick's chunk of its environment."""
-        return replay.keep(chunks, jax.tree.map(lambda x: x[None], chunk))
+        return replay.insert(chunks, jax.tree.map(lambda x: x[None], chunk))
 
     @stage(per="env")
-    def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Drawn]:
-        """The next key, and the sequences for all updates, with the memory before each."""
+    def replay_sample(self, key: jax.Array, chunks: replay.Replay) -> tuple[jax.Array, Sample]:
+        """The next key, and the sequences of all updates, with the recurrent state before each."""
         key, draw_key = jax.random.split(key)
         count = self.updates * self.batch_size_per_env
         length = (self.burn_in + self.sequence_length) // self.num_steps
-        first, ratio = replay.choose(draw_key, chunks, count, length)
+        first, ratio = replay.draw_windows(draw_key, chunks, count, length)
         found: Chunk = replay.read(chunks.ring, first, length)
-        seen = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.seen)
-        drawn = Drawn(Chunk(seen, jax.tree.map(lambda x: x[:, 0], found.memory)), first, ratio)
-        return key, for_updates(drawn, self.updates, self.batch_size_per_env)
+        steps = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), found.steps)
+        sample = Sample(Chunk(steps, jax.tree.map(lambda x: x[:, 0], found.memory)), first, ratio)
+        return key, learning.split_updates(sample, self.updates, self.batch_size_per_env)
 
     @stage
-    def learn(self, learner: Learner, drawn: Drawn) -> tuple[Learner, PriorityUpdate, Metrics]:
-        """The learner after all updates, the new priorities, and the mean loss."""
+    def learn(self, learner: Learner, sample: Sample) -> tuple[Learner, PriorityUpdate, Metrics]:
+        """The learner after all updates, the new priorities, and the mean metrics."""
         ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
-        weight = importance(drawn.ratio, self.importance_exponent)
 
-        def update(carry: tuple, given: tuple[Chunk, jax.Array]) -> tuple:
-            (params, target, opt_state), count = carry
-            grads, (parts, td_error) = self.grad(params, target, *given)
-            params, opt_state = self.apply(params, opt_state, mean(grads), ready)
-            due = ready & ((count + 1) % self.target_update_interval == 0)
-            target = learning.update_target(params, target, due, self.tau)
-            return ((params, target, opt_state), count + ready), (parts, td_error)
+        def update(state: TrainState, given: tuple[Chunk, jax.Array]) -> tuple:
+            grads, (metrics, td_error) = self.grad(state.params, state.target, *given)
+            params, opt_state = self.apply(state.params, state.opt_state, mean(grads), ready)
+            due = ready & ((state.updates + 1) % self.target_update_interval == 0)
+            target = learning.update_target(params, state.target, due, self.tau)
+            return TrainState(params, target, opt_state, state.updates + ready), (metrics, td_error)
 
-        begun, given = (learner[:3], learner.updates), (drawn.batch, weight)
-        (nets, count), parts, td_error = learning.update_often(update, begun, given, ready)
-        changes = transitions.new_priorities(drawn.first, td_error, self.priority_exponent, ready)
-        return Learner(*nets, learner.ticks + 1, count), changes, mean(parts)
+        given = sample.batch, importance(sample.ratio, self.importance_exponent)
+        state, metrics, td_error = learning.run_updates(update, learner.train_state, given, ready)
+        changes = transitions.new_priorities(sample.first, td_error, self.priority_exponent, ready)
+        return learner.after(state), changes, mean(metrics)
 
     @stage
     def grad(
         self, params: QNetwork, target: QNetwork, batch: Chunk, weight: jax.Array
     ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
-        """The gradient of the loss, its parts, and the TD error of each sequence."""
-        seen: Seen = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), batch.seen)
-        ends_t = seen.terminated | seen.truncated
-        fresh_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
+        """The gradient of the loss, its metrics, and the priority of each sequence."""
+        steps: StoredStep = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), batch.steps)
+        ends_t = steps.terminated | steps.truncated
+        is_first_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
+        burn_in = steps.obs[: self.burn_in], is_first_t[: self.burn_in]
+        rest = steps, ends_t, is_first_t
+        steps, ends_t, is_first_t = jax.tree.map(lambda x: x[self.burn_in :], rest)
 
-        burnt = seen.obs[: self.burn_in], fresh_t[: self.burn_in]
-        learnt, ends_t, fresh_t = jax.tree.map(lambda x: x[self.burn_in :], (seen, ends_t, fresh_t))
-
-        def values(params: QNetwork) -> tuple[jax.Array, jax.Array]:
-            """Of all actions at each step learnt from, and at what it led to."""
-            memory, _ = q_network.walk(params, batch.memory, *burnt)
+        def q_values(params: QNetwork) -> tuple[jax.Array, jax.Array]:
+            """Of all actions, at each step's observation and at its next."""
+            memory, _ = q_network.unroll(params, batch.memory, *burn_in)
             memory = lax.stop_gradient(memory)
-            _, (value_t, memory_t) = q_network.walk(params, memory, learnt.obs, fresh_t)
-            return value_t, q_network.peek(params, memory_t, learnt.next_obs)
+            _, (q_t, memory_t) = q_network.unroll(params, memory, steps.obs, is_first_t)
+            return q_t, q_network.peek(params, memory_t, steps.next_obs)
 
-        _, judged_t = values(target)
+        _, target_next_q_t = q_values(target)
 
         def loss(params: QNetwork) -> tuple[jax.Array, tuple]:
-            value_t, chooses_t = values(params)
-            next_value_t = pick(judged_t, jnp.argmax(chooses_t, -1))
+            q_t, next_q_t = q_values(params)
+            next_value_t = select_value(target_next_q_t, jnp.argmax(next_q_t, -1))
             next_value_t = unscale(next_value_t) if self.rescaled else next_value_t
-            discount_t = self.gamma * ~learnt.terminated
-            return_t = n_step_returns(learnt.reward, discount_t, next_value_t, ends_t, self.n_step)
+            discount_t = self.gamma * ~steps.terminated
+            return_t = n_step_returns(steps.reward, discount_t, next_value_t, ends_t, self.n_step)
             return_t = rescale(return_t) if self.rescaled else return_t
-            error_t = lax.stop_gradient(return_t) - pick(value_t, learnt.action)
-            parts = {"loss": weight * jnp.square(error_t) / 2, "q_values": value_t}
-            parts = jax.tree.map(jnp.mean, parts)
-            return parts["loss"], (parts, mixed(jnp.abs(error_t), self.priority_mix))
+            error_t = lax.stop_gradient(return_t) - select_value(q_t, steps.action)
+            metrics = {"loss": weight * jnp.square(error_t) / 2, "q_values": q_t}
+            metrics = jax.tree.map(jnp.mean, metrics)
+            return metrics["loss"], (metrics, sequence_priority(abs(error_t), self.priority_mix))
 
         return jax.grad(loss, has_aux=True)(params)
 
     @stage
     def apply(self, params: Any, opt_state: Any, grads: Any, ready: jax.Array) -> tuple:
-        """The parameters and the optimiser's state after one update, if it is time to learn."""
-        return learning.moved(self.optimiser, params, opt_state, grads, ready)
+        """The parameters and the optimiser's state after one update, if learning has started."""
+        return learning.apply_gradients(self.optimiser, params, opt_state, grads, ready)
 
     @property
     def updates(self) -> int:
-        """In a tick."""
+        """Updates per tick."""
         batch = self.batch_size_per_env * self.sequence_length
         return int(self.samples_per_insert * self.num_steps / batch)
 

@@ -1,4 +1,4 @@
-"""Deep Q-learning of a team, whose value is the sum of its agents' (Sunehag et al., 2018)."""
+"""VDN: deep Q-learning of a team, whose value is the sum of its agents' (Sunehag et al., 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Critics of continuous actions: several networks, each of which estimates Q(s, a)."""
+"""Critics of continuous actions: an ensemble of networks Q(s, a)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ Critics = tuple[Layers, ...]
 
 
 def init_critics(key: jax.Array, sizes: tuple[int, ...], count: int) -> Critics:
-    """`count` critics with layers of `sizes`; their input is features and action together."""
+    """`count` critics with layers of `sizes`; the first is the width of features and action."""
     return tuple(init_mlp(each, (*sizes, 1)) for each in jax.random.split(key, count))
 
 

@@ -1,4 +1,4 @@
-"""Learning from replay: a tick's steps, and the number of updates of its rate contract."""
+"""Off-policy learning: collects a tick's steps, and runs the updates of a tick."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -8,15 +8,23 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.rl.replay import Replay, init_replay
+from shoal.rl.replay import Replay, Ring, init_replay
 
 Tree = Any
-Rows = TypeVar("Rows")
-Nets = TypeVar("Nets")
+Carry = TypeVar("Carry")
+
+
+class TrainState(NamedTuple):
+    """What one update changes."""
+
+    params: Any
+    target: Any
+    opt_state: Any
+    updates: jax.Array
 
 
 class Learner(NamedTuple):
-    """What learning carries from tick to tick; nothing of it has a row an environment."""
+    """The learner's state between ticks; no part of it has a row per environment."""
 
     params: Any
     target: Any
@@ -24,60 +32,76 @@ class Learner(NamedTuple):
     ticks: jax.Array
     updates: jax.Array
 
+    @property
+    def train_state(self) -> TrainState:
+        """All but the number of ticks."""
+        return TrainState(self.params, self.target, self.opt_state, self.updates)
+
+    def after(self, state: TrainState) -> "Learner":
+        """The learner one tick later, with what its updates made of the train state."""
+        return Learner(**state._asdict(), ticks=self.ticks + 1)
+
+
+class Buffer(NamedTuple):
+    """One environment's replay without priorities, and the key of its sampling."""
+
+    key: jax.Array
+    ring: Ring
+
 
 def init_learner(params: Any, opt_state: Any) -> Learner:
-    """The initial learner: the target is a copy of the parameters."""
+    """The learner before the first update, whose target network equals `params`."""
     return Learner(params, params, opt_state, jnp.int32(0), jnp.int32(0))
 
 
-def init_rings(example: Tree, capacity: int, envs: int, exponent: float = 0.0) -> Replay:
-    """An empty replay an environment for steps like `example`; with priorities by an exponent."""
-    ring = init_replay(example, capacity, exponent)
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), ring)
+def init_replays(example: Tree, capacity: int, envs: int, exponent: float = 0.0) -> Replay:
+    """An empty replay per environment for steps like `example`, prioritised by `exponent`."""
+    replay = init_replay(example, capacity, exponent)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), replay)
 
 
-def collected(
-    turn: Callable[[Rows, Any], tuple[Rows, Any]], rows: Rows, steps: int
-) -> tuple[Rows, Tree, dict[str, jax.Array]]:
-    """What `steps` turns leave, what is kept of them, and what is counted of them.
+def collect_steps(
+    step: Callable[[Carry, Any], tuple[Carry, Any]], carry: Carry, num_steps: int
+) -> tuple[Carry, Tree, dict[str, jax.Array]]:
+    """The carry after `num_steps` calls of `step`, the stored steps, and sums of the metrics.
 
-    A turn gives what it leaves, and (what is to be kept, counts), a row an environment of each.
-    Kept things come as replay takes them: [environments, steps, ...].
+    `step` returns its carry and (the stored step, metrics), each with a row per environment.
+    Stored steps are returned in the layout of replay: [environments, steps, ...].
     """
-    rows, (kept, counts) = lax.scan(turn, rows, length=steps)
-    kept = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
-    return rows, kept, jax.tree.map(lambda x: jnp.sum(x, axis=0), counts)
+    carry, (stored, metrics) = lax.scan(step, carry, length=num_steps)
+    stored = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), stored)
+    return carry, stored, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
 
 
-def for_updates(drawn: Tree, updates: int, windows: int) -> Tree:
-    """What one environment's replay gives to a tick: [updates, windows, ...]."""
-    return jax.tree.map(lambda x: x.reshape(updates, windows, *x.shape[1:]), drawn)
+def split_updates(sample: Tree, updates: int, batch_size: int) -> Tree:
+    """One environment's sample of a tick, split into its updates: [updates, batch_size, ...]."""
+    return jax.tree.map(lambda x: x.reshape(updates, batch_size, *x.shape[1:]), sample)
 
 
-def update_often(
-    update: Callable[[Nets, Any], tuple[Nets, Any]], nets: Nets, given: Tree, ready: jax.Array
-) -> tuple[Nets, dict[str, jax.Array], Tree]:
-    """What a tick's updates in turn make of `nets`, the mean parts of the loss, and the rest.
+def run_updates(
+    update: Callable[[Carry, Any], tuple[Carry, Any]], carry: Carry, sample: Tree, ready: jax.Array
+) -> tuple[Carry, dict[str, jax.Array], Tree]:
+    """The carry after a tick's updates, the mean of their metrics, and their other outputs.
 
-    `given` is [environments, updates, ...]. An update gives (parts, the rest) beside its nets. The
-    parts are 0 before it is time to learn.
+    `sample` is [environments, updates, ...]. `update` returns its carry and (metrics, others).
+    Metrics are 0 until learning starts.
     """
-    given = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), given)
-    nets, (parts, rest) = lax.scan(update, nets, given)
-    return nets, jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), parts), rest
+    sample = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), sample)
+    carry, (metrics, others) = lax.scan(update, carry, sample)
+    return carry, jax.tree.map(lambda x: jnp.where(ready, jnp.mean(x), 0), metrics), others
 
 
-def moved(
-    rule: optax.GradientTransformation, params: Any, opt_state: Any, grads: Any, due: jax.Array
+def apply_gradients(
+    optimiser: optax.GradientTransformation, params: Any, opt_state: Any, grads: Any, due: jax.Array
 ) -> tuple[Any, Any]:
-    """The parameters and the optimiser's state after one update, if it is due."""
-    updates, after = rule.update(grads, opt_state)
-    new = optax.apply_updates(params, updates), after
+    """The parameters and the optimiser's state after one update, or unchanged if it is not due."""
+    updates, new_opt_state = optimiser.update(grads, opt_state)
+    new = optax.apply_updates(params, updates), new_opt_state
     return where(due, new, (params, opt_state))
 
 
 def update_target(params: Any, target: Any, due: jax.Array, tau: float) -> Any:
-    """The target network, moved towards `params` by a share of `tau` where that is due."""
+    """τ θ + (1 - τ) θ' where an update of the target network is due, else θ'."""
     return optax.incremental_update(params, target, jnp.where(due, tau, 0))
 
 

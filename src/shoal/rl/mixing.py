@@ -1,7 +1,7 @@
-"""Each agent's action values, and the team's value mixed from them.
+"""Each agent's action values, and the team's value Q_tot that is mixed from them.
 
-A mixing network never falls when an agent's own value rises, so that what is best for the team is
-what is best for each agent alone (Rashid et al., 2018). Agents are an axis: [..., agents, ...].
+The mixing network is monotonic in each agent's value, so that each agent's greedy action is also
+greedy for the team (Rashid et al., 2018). Agents are an axis: [..., agents, ...].
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from shoal.rl.routing import Routes
 from shoal.rl.teams import Shown, recall, widths
 
 
-class Chooser(NamedTuple):
-    """A network of action values: a layer, memory, a layer."""
+class AgentNetwork(NamedTuple):
+    """One policy's network of action values: a layer, memory, a layer."""
 
     embed: Dense
     memory: Memory
@@ -28,7 +28,7 @@ class Chooser(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """Networks that see the world and make the weights of the mixing network."""
+    """Hypernetworks, which compute the mixing network's weights from the global state."""
 
     first: Layers  # weights of the agents' values
     first_bias: Dense
@@ -37,9 +37,9 @@ class Mixer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """The networks of each policy's agents, and the mixer."""
+    """The network of each policy's agents, and the mixer; () is a plain sum."""
 
-    choosers: dict[str, Chooser]
+    agents: dict[str, AgentNetwork]
     mixer: Mixer | tuple[()]
 
 
@@ -58,31 +58,31 @@ def check_one_team(env: Any, routes: Routes, settings: Any) -> None:
 def init_networks(
     key: jax.Array, routes: Routes, memory: tuple[str, int], mixer: tuple[int, int] | tuple[()]
 ) -> Networks:
-    """Networks for a team; `memory` is kind and width, `mixer` widths; without any, a sum."""
+    """Networks of a team; `memory` is kind and width, `mixer` its widths, or () for a plain sum."""
     own, world = widths(routes)
-    choosers, agents = {}, 0
+    networks, count = {}, 0
     for i, p in enumerate(routes.policies):
         assert isinstance(p.action_space, Discrete)
         sizes = own[p.name], len(p.agents), p.action_space.n
-        choosers[p.name] = init_chooser(jax.random.fold_in(key, i), *sizes, memory)
-        agents += len(p.agents)
-    mixer_key = jax.random.fold_in(key, len(choosers))
-    return Networks(choosers, init_mixer(mixer_key, world, agents, *mixer) if mixer else ())
+        networks[p.name] = init_agent_network(jax.random.fold_in(key, i), *sizes, memory)
+        count += len(p.agents)
+    mixer_key = jax.random.fold_in(key, len(networks))
+    return Networks(networks, init_mixer(mixer_key, world, count, *mixer) if mixer else ())
 
 
-def init_chooser(
+def init_agent_network(
     key: jax.Array, own: int, agents: int, actions: int, memory: tuple[str, int]
-) -> Chooser:
-    """For agents with `own` features and a one-hot id; `memory` is kind and width."""
+) -> AgentNetwork:
+    """A network whose input is `own` features and the agent's index; `memory` is kind and width."""
     embed_key, memory_key, head_key = jax.random.split(key, 3)
     kind, width = memory
     (embed,) = init_mlp(embed_key, (own + agents, width))
     (head,) = init_mlp(head_key, (width, actions), last_scale=0.1)
-    return Chooser(embed, init_memory(memory_key, kind, width, width), head)
+    return AgentNetwork(embed, init_memory(memory_key, kind, width, width), head)
 
 
 def init_mixer(key: jax.Array, world: int, agents: int, width: int, hidden: int) -> Mixer:
-    """A mixing network with `width` units, its weights made by networks of a `hidden` layer."""
+    """A mixing network with `width` units, whose hypernetworks have one `hidden` layer."""
     keys = jax.random.split(key, 4)
     (first_bias,) = init_mlp(keys[1], (world, width), last_scale=0.1)
     return Mixer(
@@ -93,61 +93,62 @@ def init_mixer(key: jax.Array, world: int, agents: int, width: int, hidden: int)
     )
 
 
-def mix(mixer: Mixer | tuple[()], q_values: jax.Array, world: Any) -> jax.Array:
-    """Q_tot = |w₂|ᵀ elu(|W₁|ᵀ q + b₁) + b₂, made from the world; without a mixer, Σ q (VDN).
+def mix(mixer: Mixer | tuple[()], q: jax.Array, world: Any) -> jax.Array:
+    """Q_tot = |w₂|ᵀ elu(|W₁|ᵀ q + b₁) + b₂; without a mixer, Σ q (VDN).
 
-    `q_values` is [..., agents].
+    Weights and biases are functions of the global state; `q` is [..., agents].
     """
     if not isinstance(mixer, Mixer):
-        return jnp.sum(q_values, axis=-1)
+        return jnp.sum(q, axis=-1)
     first = jnp.abs(mlp(mixer.first, world, jax.nn.relu))
-    first = first.reshape(*q_values.shape, -1)
-    unit = jnp.einsum("...a,...au->...u", q_values, first) + dense(mixer.first_bias, world)
+    first = first.reshape(*q.shape, -1)
+    unit = jnp.einsum("...a,...au->...u", q, first) + dense(mixer.first_bias, world)
     second = jnp.abs(mlp(mixer.second, world, jax.nn.relu))
     bias = mlp(mixer.second_bias, world, jax.nn.relu)[..., 0]
     return jnp.sum(jax.nn.elu(unit) * second, axis=-1) + bias
 
 
-def agent_q_values(params: Chooser, memory: Any, shown: Shown) -> tuple[Any, jax.Array]:
-    """The new memory, and each agent's value of each action; masked ones have the lowest."""
+def agent_q_values(params: AgentNetwork, memory: Any, shown: Shown) -> tuple[Any, jax.Array]:
+    """The next memory, and the value of each agent's actions; masked ones are very low."""
     features = _embed(params, shown.own)
     memory, seen = remember(params.memory, memory, features, jnp.zeros(features.shape[:-1], bool))
     return memory, _allowed(dense(params.head, seen), shown.mask)
 
 
-def agent_q_values_along(
-    params: Chooser, memory: Any, shown: tuple[Shown, Shown], ended: jax.Array
+def unroll_q_values(
+    params: AgentNetwork, memory: Any, shown: tuple[Shown, Shown], ended: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The same over time, of what each step acted on and of what it led to: [steps, ...] each."""
+    """The action values over time, at each step's observation and at its next: [steps, ...]."""
     now, last = shown
     features = _embed(params, now.own), _embed(params, last.own)
     _, seen_t, then_t = recall(params.memory, memory, features, ended)
-    q_values, then = dense(params.head, seen_t), dense(params.head, then_t)
-    return _allowed(q_values, now.mask), _allowed(then, last.mask)
+    q_values, next_q_values = dense(params.head, seen_t), dense(params.head, then_t)
+    return _allowed(q_values, now.mask), _allowed(next_q_values, last.mask)
 
 
-def team_agents_q_values(
+def team_q_values(
     params: Networks,
     memory: dict[str, Any],
     shown: tuple[dict[str, Shown], dict[str, Shown]],
     ended: jax.Array,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """The same of all policies, by name; an episode ends for all at once."""
-    q_values, then = {}, {}
-    for name, chooser in params.choosers.items():
+    """The same for all policies, by name; an episode ends for all agents at once."""
+    q_values, next_q_values = {}, {}
+    for name, network in params.agents.items():
         now, last = (by_policy[name] for by_policy in shown)
         over = jnp.broadcast_to(ended[..., None], now.own.shape[:-1])
-        q_values[name], then[name] = agent_q_values_along(chooser, memory[name], (now, last), over)
-    return q_values, then
+        given = memory[name], (now, last), over
+        q_values[name], next_q_values[name] = unroll_q_values(network, *given)
+    return q_values, next_q_values
 
 
-def team_q_value(
+def q_total(
     params: Networks,
     q_values: dict[str, jax.Array],
     action: dict[str, jax.Array],
     shown: dict[str, Shown],
 ) -> jax.Array:
-    """Q_tot of what every agent does, in the order of the policies' names."""
+    """Q_tot of the joint action; agents are in the order of their policies' names."""
     chosen = [
         jnp.take_along_axis(q_values[name], action[name][..., None], axis=-1)[..., 0]
         for name in sorted(q_values)
@@ -156,48 +157,53 @@ def team_q_value(
     return mix(params.mixer, jnp.concatenate(chosen, axis=-1), world)
 
 
-def choose(
-    params: dict[str, Chooser],
+def act(
+    params: dict[str, AgentNetwork],
     memory: dict[str, Any],
     shown: dict[str, Shown],
     keys: Sequence[jax.Array | None],
     epsilon: Any,
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """The new memory, and each agent's ε-greedy action (greedy without a key), by policy."""
+    """The next memory and ε-greedy actions, by policy; without a key, the greedy actions."""
     action = {}
-    for key, (name, of) in zip(keys, params.items(), strict=True):
-        remembered, q_values = agent_q_values(of, memory[name], shown[name])
-        memory = memory | {name: remembered}
-        action[name] = explore(key, q_values, shown[name].mask, epsilon)
+    for key, (name, network) in zip(keys, params.items(), strict=True):
+        after, q_values = agent_q_values(network, memory[name], shown[name])
+        memory = memory | {name: after}
+        action[name] = epsilon_greedy(key, q_values, shown[name].mask, epsilon)
     return memory, action
 
 
 def play(
-    params: dict[str, Chooser], memory: Any, shown: dict[str, Shown], key: Any, epsilon: Any
+    params: dict[str, AgentNetwork], memory: Any, shown: dict[str, Shown], key: Any, epsilon: Any
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """The same in one environment, from one key or none; `memory` is None at first."""
+    """The same in one environment, with one key or none; `memory` is None at an episode's start."""
     if memory is None:
         memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
     keys = [None] * len(params) if key is None else jax.random.split(key, len(params))
-    return choose(params, memory, shown, list(keys), epsilon)
+    return act(params, memory, shown, list(keys), epsilon)
 
 
-def explore(key: jax.Array | None, q_values: jax.Array, mask: Any, epsilon: Any) -> jax.Array:
-    """Each agent's ε-greedy action among those allowed; without a key, the greedy one."""
+def epsilon_greedy(
+    key: jax.Array | None, q_values: jax.Array, mask: Any, epsilon: Any
+) -> jax.Array:
+    """Each agent's greedy action, or with probability ε a uniform one among those allowed.
+
+    Without a key, the greedy one.
+    """
     best = jnp.argmax(q_values, axis=-1).astype(jnp.int32)
     if key is None:
         return best
-    chance_key, any_key = jax.random.split(key)
-    alike = Categorical(jnp.zeros_like(q_values))
-    allowed = alike if isinstance(mask, tuple) else masked(alike, mask)
-    explores = jax.random.uniform(chance_key, q_values.shape[:-1]) < epsilon
-    return jnp.where(explores, allowed.sample(any_key), best)
+    explore_key, action_key = jax.random.split(key)
+    uniform = Categorical(jnp.zeros_like(q_values))
+    allowed = uniform if isinstance(mask, tuple) else masked(uniform, mask)
+    explores = jax.random.uniform(explore_key, q_values.shape[:-1]) < epsilon
+    return jnp.where(explores, allowed.sample(action_key), best)
 
 
-def _embed(params: Chooser, own: jax.Array) -> jax.Array:
+def _embed(params: AgentNetwork, own: jax.Array) -> jax.Array:
     agents = own.shape[-2]
-    who = jnp.broadcast_to(jnp.eye(agents), (*own.shape[:-1], agents))
-    return jax.nn.relu(dense(params.embed, jnp.concatenate([own, who], axis=-1)))
+    index = jnp.broadcast_to(jnp.eye(agents), (*own.shape[:-1], agents))
+    return jax.nn.relu(dense(params.embed, jnp.concatenate([own, index], axis=-1)))
 
 
 def _allowed(q_values: jax.Array, mask: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A network of action values, in one or two streams (dueling)."""
+"""A network of action values, in one or two streams (dueling), with or without memory."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from shoal.rl.torso import Kind, MinAtar, Nature, ResNet, Torso, as_image, embed
 
 
 class Shape(NamedTuple):
-    """How a network is built: hidden layers, torso, actions, numbers an action, streams."""
+    """The settings of a network; `atoms` are its outputs per action."""
 
     hidden: tuple[int, ...]
     torso: str
@@ -35,7 +35,7 @@ class QNetwork(NamedTuple):
 
 
 def count_actions(env: Any) -> int:
-    """The number of actions of an environment with one agent and discrete actions."""
+    """The number of actions; an error unless one agent chooses among discrete actions."""
     if env.agents or not isinstance(env.action_space, Discrete):
         raise SettingError(
             f"action values are of one agent's {Discrete.__name__} actions, and {env.name} has "
@@ -51,13 +51,13 @@ def count_actions(env: Any) -> int:
     return env.action_space.n
 
 
-def features(env: Any, obs: Any, torso: str) -> jax.Array:
-    """Observations of `env` as a network with this torso sees them: a vector, or an image."""
+def obs_features(env: Any, obs: Any, torso: str) -> jax.Array:
+    """Observations of `env` as the input of this torso: a vector, or an image."""
     return features_of(env.observation_space, obs, torso)
 
 
-def features_of_one(params: QNetwork, obs: Any) -> jax.Array:
-    """The same for one environment, by the network alone."""
+def single_obs_features(params: QNetwork, obs: Any) -> jax.Array:
+    """The same for one environment, without its observation space."""
     obs = own_part(obs)
     if params.torso:
         kinds: dict[type, Kind] = {Nature: "nature", ResNet: "resnet", MinAtar: "minatar"}
@@ -67,7 +67,7 @@ def features_of_one(params: QNetwork, obs: Any) -> jax.Array:
 
 
 def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
-    """A network for what `seen` shows; images have no hidden layers behind their torso."""
+    """A network for the observation space `seen`; torsos of images have no hidden layers."""
     torso_key, hidden_key, advantage_key, value_key = jax.random.split(key, 4)
     torso, sizes = init_torso(torso_key, parts(seen)[0], shape.torso, shape.hidden)
     *_, seen_width = sizes
@@ -81,44 +81,45 @@ def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
 
 
 def action_atoms(params: QNetwork, features: jax.Array, atoms: int) -> jax.Array:
-    """The numbers of every action: [..., actions, atoms]."""
-    return heads(params, embed_all(params, features), atoms)
+    """The atoms of every action: [..., actions, atoms]."""
+    return apply_heads(params, encode(params, features), atoms)
 
 
-def embed_all(params: QNetwork, features: jax.Array) -> jax.Array:
-    """The embedding after the torso and the hidden layers."""
+def encode(params: QNetwork, features: jax.Array) -> jax.Array:
+    """The output of the torso and the hidden layers."""
     x = embed(params.torso, features)
     for layer in params.hidden:
         x = jax.nn.relu(dense(layer, x))
     return x
 
 
-def look(params: QNetwork, state: State, seen: jax.Array) -> tuple[State, jax.Array]:
-    """The memory after `seen`, and the value of every action then: [..., actions]."""
-    seen = embed_all(params, seen)
-    state, out = remember(params.memory, state, seen, jnp.zeros(seen.shape[:-1], bool))
-    return state, heads(params, out, 1)[..., 0]
+def apply(params: QNetwork, state: State, features: jax.Array) -> tuple[State, jax.Array]:
+    """The recurrent state after `features`, and the value of every action: [..., actions]."""
+    encoded = encode(params, features)
+    state, out = remember(params.memory, state, encoded, jnp.zeros(encoded.shape[:-1], bool))
+    return state, apply_heads(params, out, 1)[..., 0]
 
 
-def peek(params: QNetwork, states_t: State, seen_t: jax.Array) -> jax.Array:
-    """The value of every action for each of `seen_t`, each in its own memory state."""
-    return look(params, states_t, seen_t)[1]
+def peek(params: QNetwork, state_t: State, features_t: jax.Array) -> jax.Array:
+    """The action values of each of `features_t`; its recurrent state is used and not advanced."""
+    return apply(params, state_t, features_t)[1]
 
 
-def walk(
-    params: QNetwork, state: State, seen_t: jax.Array, fresh_t: jax.Array
+def unroll(
+    params: QNetwork, state: State, features_t: jax.Array, is_first_t: jax.Array
 ) -> tuple[State, tuple[jax.Array, State]]:
-    """The state after a sequence; and at each time the action values, and the state."""
+    """The recurrent state after a sequence; and the action values and the state at each time."""
 
-    def turn(state: State, seen: tuple[jax.Array, jax.Array]) -> tuple[State, tuple]:
-        state, out = remember(params.memory, state, *seen)
+    def advance(state: State, at: tuple[jax.Array, jax.Array]) -> tuple[State, tuple]:
+        state, out = remember(params.memory, state, *at)
         return state, (out, state)
 
-    last, (out_t, states_t) = jax.lax.scan(turn, state, (embed_all(params, seen_t), fresh_t))
-    return last, (heads(params, out_t, 1)[..., 0], states_t)
+    inputs = encode(params, features_t), is_first_t
+    last, (out_t, state_t) = jax.lax.scan(advance, state, inputs)
+    return last, (apply_heads(params, out_t, 1)[..., 0], state_t)
 
 
-def heads(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:
+def apply_heads(params: QNetwork, x: jax.Array, atoms: int) -> jax.Array:
     """The heads: A(s, a), or V(s) + A(s, a) - mean A(s, ·) (Wang et al., 2016)."""
     advantage = dense(params.advantage, x)
     *lead, width = advantage.shape

@@ -1,6 +1,6 @@
-"""Action values in three forms: the mean return, a histogram of returns, or their quantiles.
+"""Action values in three forms: the expected return, a categorical distribution, or quantiles.
 
-A network gives `atoms` numbers an action. Functions are of ONE transition and of one action's
+A network outputs `atoms` numbers per action. Functions take ONE transition and one action's
 atoms unless they say otherwise; leading axes are a batch.
 """
 
@@ -13,16 +13,16 @@ from shoal.errors import UnknownNameError
 
 
 class Expected(NamedTuple):
-    """The mean return itself (Mnih et al., 2015)."""
+    """The expected return itself (Mnih et al., 2015)."""
 
     @property
     def atoms(self) -> int:
-        """One number an action."""
+        """One number per action."""
         return 1
 
 
 class Categorical(NamedTuple):
-    """Logits of a histogram over `atoms` returns from `low` to `high` (Bellemare et al., 2017)."""
+    """C51: logits over `atoms` returns from `low` to `high` (Bellemare et al., 2017)."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Categorical(NamedTuple):
 
 
 class Quantile(NamedTuple):
-    """The returns at the middles of `atoms` equal shares of chance (Dabney et al., 2018)."""
+    """QR-DQN: returns at the midpoints of `atoms` equal quantiles (Dabney et al., 2018)."""
 
     atoms: int = 51
 
@@ -45,14 +45,14 @@ FORMS = ("expected", "categorical", "quantile")
 
 
 def make_form(name: str, atoms: int, bounds: tuple[float, float]) -> Form:
-    """The form called `name`; `atoms` and `bounds` for those that have them."""
+    """The form called `name`; `atoms` and `bounds` are used by the forms that have them."""
     if name not in FORMS:
         raise UnknownNameError("form of values", name, FORMS)
     return (Expected(), Categorical(*bounds, atoms), Quantile(atoms))[FORMS.index(name)]
 
 
 def mean_return(form: Form, atoms: jax.Array) -> jax.Array:
-    """The mean return that `atoms` stand for: [..., atoms] to [...]."""
+    """Q: the mean of the return distribution: [..., atoms] to [...]."""
     match form:
         case Expected():
             return atoms[..., 0]
@@ -63,38 +63,38 @@ def mean_return(form: Form, atoms: jax.Array) -> jax.Array:
     assert_never(form)
 
 
-def chosen(atoms: jax.Array, action: jax.Array) -> jax.Array:
-    """The atoms of one action among all: [..., actions, atoms] to [..., atoms]."""
+def select_atoms(atoms: jax.Array, action: jax.Array) -> jax.Array:
+    """The atoms of one action: [..., actions, atoms] to [..., atoms]."""
     return jnp.take_along_axis(atoms, action[..., None, None], axis=-2)[..., 0, :]
 
 
-def best_or_any(key: jax.Array | None, q_values: jax.Array, epsilon: Any) -> jax.Array:
-    """The best of all actions, or with chance ε any of them; without a key, the best."""
+def epsilon_greedy(key: jax.Array | None, q_values: jax.Array, epsilon: Any) -> jax.Array:
+    """The greedy action, or with probability ε a uniform one; without a key, the greedy one."""
     if key is None:
         return jnp.argmax(q_values, -1).astype(jnp.int32)
-    chance_key, action_key = jax.random.split(key)
-    any_action = jax.random.randint(action_key, q_values.shape[:-1], 0, q_values.shape[-1])
-    explores = jax.random.uniform(chance_key, q_values.shape[:-1]) < epsilon
-    return jnp.where(explores, any_action, jnp.argmax(q_values, -1).astype(jnp.int32))
+    explore_key, action_key = jax.random.split(key)
+    random_action = jax.random.randint(action_key, q_values.shape[:-1], 0, q_values.shape[-1])
+    explores = jax.random.uniform(explore_key, q_values.shape[:-1]) < epsilon
+    return jnp.where(explores, random_action, jnp.argmax(q_values, -1).astype(jnp.int32))
 
 
-def pick(values: jax.Array, action: jax.Array) -> jax.Array:
-    """The value of one action among all: [..., actions] to [...]."""
+def select_value(values: jax.Array, action: jax.Array) -> jax.Array:
+    """The value of one action: [..., actions] to [...]."""
     return jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]
 
 
-def mixed(size_t: jax.Array, share: float) -> jax.Array:
-    """η max |δ| + (1 - η) mean |δ| of a sequence's errors (Kapturowski et al., 2019)."""
-    return share * jnp.max(size_t, axis=0) + (1 - share) * jnp.mean(size_t, axis=0)
+def sequence_priority(td_error_t: jax.Array, eta: float) -> jax.Array:
+    """η max |δ| + (1 - η) mean |δ| of a sequence (Kapturowski et al., 2019)."""
+    return eta * jnp.max(td_error_t, axis=0) + (1 - eta) * jnp.mean(td_error_t, axis=0)
 
 
 def td_loss(
     form: Form, atoms: jax.Array, reward: jax.Array, discount: jax.Array, next_atoms: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """How far `atoms` are from r + γ times what `next_atoms` stand for; and how surprising it is.
+    """The loss of `atoms` against r + γ `next_atoms`, and the error that replay prioritises by.
 
-    The error that prioritises replay: |δ| of means and quantiles, of histograms the
-    loss itself less what nothing could learn (their divergence). No gradient flows to the target.
+    That error is |δ| of the mean return for expected values and quantiles, and the KL divergence
+    for a categorical distribution. No gradient flows to the target.
     """
     next_atoms = jax.lax.stop_gradient(next_atoms)
     match form:
@@ -121,17 +121,17 @@ def huber(error: jax.Array, bound: float = 1.0) -> jax.Array:
 
 
 def project(
-    form: Categorical, reward: jax.Array, discount: jax.Array, chance: jax.Array
+    form: Categorical, reward: jax.Array, discount: jax.Array, probabilities: jax.Array
 ) -> jax.Array:
-    """The histogram of r + γ z where z has histogram `chance`, put back onto the support.
+    """The distribution of r + γ z, z ~ `probabilities`, projected onto the support.
 
-    Each return goes to its two neighbours, the nearer the more (Bellemare et al., 2017).
+    The mass of each return is split between its two neighbours (Bellemare et al., 2017).
     """
     step = (form.high - form.low) / (form.atoms - 1)
     moved = reward[..., None] + discount[..., None] * form.support
     moved = jnp.clip(moved, form.low, form.high)
     near = jnp.abs(moved[..., None, :] - form.support[:, None]) / step
-    return jnp.sum(jnp.clip(1 - near, 0, 1) * chance[..., None, :], axis=-1)
+    return jnp.sum(jnp.clip(1 - near, 0, 1) * probabilities[..., None, :], axis=-1)
 
 
 def quantile_huber(quantiles: jax.Array, targets: jax.Array, bound: float = 1.0) -> jax.Array:

@@ -1,9 +1,9 @@
-"""Replay: ONE environment's last steps in the order they were made, and how to draw from them.
+"""Replay of ONE environment: a ring buffer of its newest steps, and sampling from it.
 
-Everything here is pure and of a single environment, so a stage `per="env"` can add, draw and
-update wherever a plan puts it, and with the same numbers. A step is known by its number: the
-count of steps added before it. An item of a ring is any tree of arrays: a step, or a chunk of steps
-where sequences are to begin only at every so many.
+All functions are pure and take a single environment's ring, so that a stage `per="env"` can add,
+sample and update wherever a plan places it, with the same numbers. A step's index is the number of
+steps that were added before it. An item of a ring is any tree of arrays: a step, or a chunk of
+several steps where sequences consist of whole chunks.
 """
 
 from typing import Any, NamedTuple
@@ -17,34 +17,34 @@ MOST = 2**31 - 1  # steps of an environment that can be counted
 
 
 class Ring(NamedTuple):
-    """The newest steps; the one of number i lies at i modulo the capacity."""
+    """The newest steps; the step with index i is stored at i modulo the capacity."""
 
     steps: Any  # a tree of [capacity, ...]
-    added: jax.Array  # how many steps were ever added: int32, so at most 2³¹ an environment
+    added: jax.Array  # the number of steps ever added, int32
 
     @property
     def capacity(self) -> int:
-        """How many steps are kept."""
+        """The number of steps that fit."""
         return jax.tree.leaves(self.steps)[0].shape[0]
 
     @property
     def size(self) -> jax.Array:
-        """How many steps are held."""
+        """The number of steps stored."""
         return jnp.minimum(self.added, self.capacity)
 
 
 class Priorities(NamedTuple):
-    """How often each step of a ring is drawn as the first of a window, in proportion."""
+    """The unnormalised probability with which each step of a ring starts a sampled window."""
 
     mass: jax.Array  # [capacity]
-    highest: jax.Array  # ever given; what is new gets it
+    highest: jax.Array  # so far; new steps get it
 
 
 class Replay(NamedTuple):
-    """A ring, and its priorities if it has some."""
+    """A ring, and its priorities if replay is prioritised."""
 
     ring: Ring
-    priorities: Any  # () where all steps are drawn alike
+    priorities: Any  # () if sampling is uniform
 
 
 def init_ring(example: Any, capacity: int) -> Ring:
@@ -59,7 +59,7 @@ def init_priorities(capacity: int) -> Priorities:
 
 
 def add(ring: Ring, steps: Any) -> Ring:
-    """`ring` with `steps` of [time, ...] as its newest, in the place of its oldest."""
+    """`ring` after adding `steps` of [time, ...], which overwrite the oldest."""
     places, count = _places(ring, steps)
     held = jax.tree.map(
         lambda room, new: room.at[places].set(new.astype(room.dtype), unique_indices=True),
@@ -70,22 +70,21 @@ def add(ring: Ring, steps: Any) -> Ring:
 
 
 def prioritise_new(priorities: Priorities, ring: Ring, steps: Any) -> Priorities:
-    """`priorities` when `steps` are about to be added to `ring`: as high as any so far."""
+    """`priorities` before `steps` are added to `ring`: new steps get the highest so far."""
     places, _ = _places(ring, steps)
     return priorities._replace(mass=priorities.mass.at[places].set(priorities.highest))
 
 
 def read(ring: Ring, first: jax.Array, length: int) -> Any:
-    """The windows of `length` steps that begin at the steps of numbers `first`: [..., length]."""
+    """The windows of `length` steps that start at the steps with indices `first`: [..., length]."""
     places = (first[..., None] + jnp.arange(length)) % ring.capacity
     return jax.tree.map(lambda room: room[places], ring.steps)
 
 
 def draw(key: jax.Array, ring: Ring, count: int, length: int) -> jax.Array:
-    """The numbers of `count` steps at which windows of `length` begin, each as likely.
+    """The first indices of `count` windows of `length` steps, sampled uniformly.
 
-    Where fewer steps are held than a window has, there is nothing to draw and the numbers say
-    nothing: see that `ring.size >= length` first.
+    They are meaningless while `ring.size < length`; check that first.
     """
     oldest = ring.added - ring.size
     windows = jnp.maximum(ring.size - length + 1, 1)
@@ -95,9 +94,9 @@ def draw(key: jax.Array, ring: Ring, count: int, length: int) -> jax.Array:
 def draw_prioritised(
     key: jax.Array, ring: Ring, priorities: Priorities, count: int, length: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `draw`, in proportion to the first step's priority; and how often, against uniformly.
+    """As `draw`, in proportion to the first step's priority; and the ratios n P(i).
 
-    That ratio is n P(i), whose power -β is a step's importance weight (Schaul et al., 2016).
+    (n P(i))^-β is a window's importance weight (Schaul et al., 2016).
     """
     windows = ring.size - length + 1
     age = (jnp.arange(ring.capacity) - (ring.added - ring.size)) % ring.capacity
@@ -110,52 +109,54 @@ def draw_prioritised(
 def set_priorities(
     priorities: Priorities, ring: Ring, first: jax.Array, values: jax.Array
 ) -> Priorities:
-    """`priorities` with new `values` for the steps of numbers `first`, the highest if repeated.
+    """`priorities` with new `values` for the steps with indices `first`, the highest if repeated.
 
-    Steps that the ring no longer holds are passed over. Values must be greater than 0.
+    Steps that the ring no longer holds are ignored. Values must be greater than 0.
     """
     first, values = first.reshape(-1), values.reshape(-1)
-    # An index past the end is dropped; a repeated one must not depend on who writes last.
+    # An index past the end is dropped; a repeated one must not depend on the order of writes.
     place = jnp.where(first >= ring.added - ring.size, first % ring.capacity, ring.capacity)
     mass = priorities.mass.at[place].set(0, mode="drop").at[place].max(values, mode="drop")
     return Priorities(mass, jnp.maximum(priorities.highest, jnp.max(values)))
 
 
 def sample(key: jax.Array, ring: Ring, count: int, length: int) -> Any:
-    """Windows of `length` steps, `count` of them: [count, length, ...]."""
+    """`count` windows of `length` steps, sampled uniformly: [count, length, ...]."""
     return read(ring, draw(key, ring, count, length), length)
 
 
 def sample_prioritised(
     key: jax.Array, ring: Ring, priorities: Priorities, count: int, length: int
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Windows in proportion to priorities, the numbers of their first steps, and n P(i)."""
+    """Windows sampled by priority, the indices of their first steps, and n P(i)."""
     first, ratio = draw_prioritised(key, ring, priorities, count, length)
     return read(ring, first, length), first, ratio
 
 
 def init_replay(example: Any, capacity: int, exponent: float) -> Replay:
-    """An empty ring for steps like `example`, with priorities if their `exponent` isn't 0."""
+    """An empty ring for steps like `example`, with priorities if `exponent` isn't 0."""
     priorities = init_priorities(capacity) if exponent else ()
     return Replay(init_ring(example, capacity), priorities)
 
 
-def keep(replay: Replay, steps: Any) -> Replay:
-    """`replay` with `steps` of [time, ...], of the highest priority if it has some."""
+def insert(replay: Replay, steps: Any) -> Replay:
+    """`replay` after adding `steps` of [time, ...], with the highest priority if prioritised."""
     ring, priorities = replay
     priorities = prioritise_new(priorities, ring, steps) if priorities else ()
     return Replay(add(ring, steps), priorities)
 
 
-def choose(key: jax.Array, replay: Replay, count: int, length: int) -> tuple[jax.Array, jax.Array]:
-    """The numbers of `count` windows' first steps, and how often each is drawn, n P(i)."""
+def draw_windows(
+    key: jax.Array, replay: Replay, count: int, length: int
+) -> tuple[jax.Array, jax.Array]:
+    """The first indices of `count` sampled windows, and n P(i) of each."""
     if replay.priorities:
         return draw_prioritised(key, replay.ring, replay.priorities, count, length)
     return draw(key, replay.ring, count, length), jnp.ones(count)
 
 
-def updates_a_tick(steps: int, samples_per_insert: float, windows: int) -> int:
-    """How many updates of `windows` make that each step is learnt from so often on average."""
+def updates_per_tick(steps: int, samples_per_insert: float, windows: int) -> int:
+    """The updates of `windows` per tick so that each step is sampled `samples_per_insert` times."""
     wanted = samples_per_insert * steps / windows
     if wanted < 1 or wanted % 1:
         raise SettingError(
@@ -167,7 +168,7 @@ def updates_a_tick(steps: int, samples_per_insert: float, windows: int) -> int:
 
 
 def check_capacity(capacity: int, min_size: int, steps: int, length: int) -> int:
-    """`capacity` if a tick's steps fit and `min_size` steps are enough for a window."""
+    """`capacity`, or an error unless a tick's steps fit and `min_size` steps hold a window."""
     if not max(length, 1) <= min_size <= capacity or steps > capacity:
         raise SettingError(
             f"a replay of {capacity} steps an environment, of which {min_size} must be there, "
@@ -193,7 +194,7 @@ def check_chunks(burn_in: int, sequence_length: int, num_steps: int) -> None:
 
 
 def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:
-    """Where `steps` go, and how many they are."""
+    """The places of `steps` in the ring, and their number."""
     count = jax.tree.leaves(steps)[0].shape[0]
     if count > ring.capacity:
         raise SettingError(
@@ -204,14 +205,14 @@ def _places(ring: Ring, steps: Any) -> tuple[jax.Array, int]:
 
 
 def _in_proportion(share: jax.Array, mass: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The places at which these shares of `mass` lie, and all of it; never one without mass.
+    """The places at the quantiles `share` of `mass`, and its sum; never a place without mass.
 
-    A tree of sums is built each time, which is cheap as every half is added to the other whole.
+    The sum tree is rebuilt at each call, which is cheap: every level adds two halves of the last.
     """
     levels = [jnp.pad(mass, (0, (1 << (mass.size - 1).bit_length()) - mass.size))]
     while (half := levels[-1].size // 2) > 0:
         levels.append(levels[-1][:half] + levels[-1][half:])
-    # Otherwise XLA would recompute the sums for every draw, fused with reading them.
+    # Without it XLA fuses the sums into their reads and recomputes them for every draw.
     levels = jax.lax.optimization_barrier(levels)
     target, place = share * levels[-1][0], jnp.zeros(share.shape, jnp.int32)
     for level in reversed(levels[:-1]):

@@ -1,4 +1,4 @@
-"""The steps that replay stores, and transitions over several of them."""
+"""Steps as replay stores them, and the n-step transitions that are read from them."""
 
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ from shoal.rl.returns import n_step
 from shoal.tracing.stage import gather
 
 
-class Seen(NamedTuple):
-    """A stored step; `next_obs` is what it truly led to, also where an episode ended."""
+class StoredStep(NamedTuple):
+    """A step as replay stores it; at an episode's end `next_obs` is its last observation."""
 
     obs: Any
     action: jax.Array
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """From an observation to a later one, whose value is multiplied by `discount`: 0 at the end."""
+    """An n-step transition; `discount` is that of the value at `next_obs`, 0 at a termination."""
 
     obs: Any
     action: jax.Array
@@ -31,61 +31,63 @@ class Transition(NamedTuple):
     next_obs: Any
 
 
-class Drawn(NamedTuple):
-    """A sample of one environment's replay for a tick: [updates, windows] of each."""
+class Sample(NamedTuple):
+    """What a tick's updates draw from one environment's replay: [updates, windows] of each."""
 
     batch: Any
-    first: jax.Array  # the number of a window's first step
-    ratio: jax.Array  # how often the window is drawn against uniformly
+    first: jax.Array  # the index of a window's first step
+    ratio: jax.Array  # a window's probability over that of uniform sampling
 
 
 class PriorityUpdate(NamedTuple):
-    """New priorities of windows, named by their first steps."""
+    """New priorities for the windows that were learnt from, sent from the learner to replay."""
 
-    first: jax.Array  # -1: none
+    first: jax.Array  # the index of a window's first step, or -1: none
     priority: jax.Array
 
 
-def example(obs: Any, action: jax.Array) -> Seen:
-    """A stored step with observations like `obs`, to allocate replay by."""
-    return Seen(obs, action, jnp.float32(0), jnp.bool(0), jnp.bool(0), obs)
+def example(obs: Any, action: jax.Array) -> StoredStep:
+    """A stored step with the shapes and dtypes of `obs` and `action`, for replay to allocate."""
+    return StoredStep(obs, action, jnp.float32(0), jnp.bool(0), jnp.bool(0), obs)
 
 
 def no_priorities(shape: tuple[int, ...]) -> PriorityUpdate:
-    """An update of no priorities, before anything is learnt."""
+    """The priority update before the first update of the learner: none."""
     return PriorityUpdate(jnp.full(shape, -1, jnp.int32), jnp.ones(shape))
 
 
 def new_priorities(
     first: jax.Array, td_error: jax.Array, exponent: float, ready: jax.Array
 ) -> PriorityUpdate:
-    """The new priorities |δ|^ω of windows; none before learning is ready.
+    """The new priority |δ|^ω of each window; none until learning starts.
 
-    `td_error` is [updates, environments, windows], as a tick's updates give it.
+    `td_error` is |δ| of [updates, environments, windows], as a tick's updates return it.
     """
     priority = (jnp.swapaxes(td_error, 0, 1) + 1e-3) ** exponent
     return PriorityUpdate(jnp.where(ready, first, -1), jnp.where(ready, priority, 1))
 
 
 def read_transitions(ring: Ring, first: jax.Array, steps: int, discount: float) -> Transition:
-    """The transitions over up to `steps` steps that begin at the steps of numbers `first`.
+    """The transitions over up to `steps` steps from the steps with indices `first`.
 
-    One ends early where its episode does. Only what is needed of each window is read.
+    A transition is shorter where its episode ends. Of each window's observations only the first
+    and the last are read.
     """
-    seen: Seen = ring.steps
-    window = read(ring._replace(steps=(seen.reward, seen.terminated, seen.truncated)), first, steps)
+    stored: StoredStep = ring.steps
+    window = (stored.reward, stored.terminated, stored.truncated)
+    window = read(ring._replace(steps=window), first, steps)
     reward_t, terminated_t, truncated_t = (jnp.moveaxis(x, -1, 0) for x in window)
-    reward, follow, last = n_step(reward_t, terminated_t, truncated_t, discount)
-    start = read(ring._replace(steps=(seen.obs, seen.action)), first, 1)
-    end = read(ring._replace(steps=seen.next_obs), first + last, 1)
+    reward, next_discount, last = n_step(reward_t, terminated_t, truncated_t, discount)
+    start = read(ring._replace(steps=(stored.obs, stored.action)), first, 1)
+    end = read(ring._replace(steps=stored.next_obs), first + last, 1)
     (obs, action), next_obs = jax.tree.map(lambda x: jnp.squeeze(x, first.ndim), (start, end))
-    return Transition(obs, action, reward, follow, next_obs)
+    return Transition(obs, action, reward, next_discount, next_obs)
 
 
 def importance(ratio: jax.Array, exponent: jax.Array | float) -> jax.Array:
-    """(n P)^-β of each window, over the largest of its update: [environments, updates, windows].
+    """Importance weights (n P)^-β, over the largest of each update (Schaul et al., 2016).
 
-    The largest is that of all replicas' environments (Schaul et al., 2016).
+    They are [environments, updates, windows]; the largest is over all replicas' environments.
     """
     weight = jnp.maximum(ratio, 1e-6) ** -exponent
     largest = jnp.max(gather(jnp.max(weight, axis=2)), axis=0)

@@ -1,20 +1,23 @@
-"""Policies whose actions lie between -1 and 1 in every entry, and where these lie in a box."""
+"""Policies of continuous actions in [-1, 1], and their scaling to the bounds of a box."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Action, Box
+from shoal.envs.spaces import Action, Box, parts
 from shoal.errors import SettingError
 from shoal.rl.distributions import TanhNormal
 from shoal.rl.nets import Layers, mlp
+from shoal.rl.observations import features_of
+from shoal.rl.torso import check_flat
 
 LOG_STD = (-5.0, 2.0)
 
 
 def check_bounded(title: str, space: Action) -> Box:
-    """`space`, which must be a box with bounds on every entry."""
+    """`space`, or an error if it is not a box with finite bounds."""
     if isinstance(space, Box) and all(map(math.isfinite, (*_each(space, 0), *_each(space, 1)))):
         return space
     raise SettingError(
@@ -23,29 +26,41 @@ def check_bounded(title: str, space: Action) -> Box:
     )
 
 
-def in_box(space: Box, unit: jax.Array) -> jax.Array:
-    """The element of `space` that `unit` stands for: -1 is its lower bound and 1 its upper."""
+def scale_to_box(space: Box, unit: jax.Array) -> jax.Array:
+    """`unit` scaled from [-1, 1] to the bounds of `space`."""
     low, high = (jnp.asarray(_each(space, end)) for end in (0, 1))
     action = low + 0.5 * (unit + 1) * (high - low)
     return action.reshape(*unit.shape[:-1], *space.shape)
 
 
-def certain(actor: Layers, features: jax.Array) -> jax.Array:
-    """The action of a deterministic `actor` for `features`."""
+def deterministic_action(actor: Layers, features: jax.Array) -> jax.Array:
+    """μ(s): the action of a deterministic `actor`, in [-1, 1]."""
     return jnp.tanh(mlp(actor, features, jax.nn.relu))
 
 
-def noisy(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array:
-    """An action with noise, still between the bounds; without a key, as it is."""
+def add_noise(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array:
+    """`unit` plus Gaussian noise, clipped to [-1, 1]; without a key, `unit`."""
     if key is None:
         return unit
     return jnp.clip(unit + scale * jax.random.normal(key, unit.shape), -1, 1)
 
 
-def squashed(actor: Layers, features: jax.Array) -> TanhNormal:
-    """The distribution of an `actor` with two outputs per entry, for `features`."""
+def squashed_normal(actor: Layers, features: jax.Array) -> TanhNormal:
+    """π(· | s): the tanh-squashed Gaussian whose mean and log std `actor` computes."""
     mean, log_std = jnp.split(mlp(actor, features, jax.nn.relu), 2, axis=-1)
     return TanhNormal(mean, jnp.clip(log_std, *LOG_STD))
+
+
+def uniform_until(ready: jax.Array, key: jax.Array, unit: jax.Array) -> jax.Array:
+    """`unit` if `ready`, else a uniform action."""
+    uniform = jax.random.uniform(key, unit.shape, minval=-1, maxval=1)
+    return jnp.where(ready, unit, uniform)
+
+
+def flat_features(title: str, env: Any, obs: Any, torso: str) -> jax.Array:
+    """Observations of `env` as one vector; an error if images aren't to be flattened."""
+    check_flat(title, parts(env.observation_space)[0], torso)
+    return features_of(env.observation_space, obs, "mlp")
 
 
 def _each(space: Box, end: int) -> tuple[float, ...]:
