@@ -99,20 +99,20 @@ class Hall:
     """The channels of one process, a waker for each endpoint, and a way to stop all endpoints."""
 
     channels: dict
-    bells: dict
+    wakers: dict
     stop: object
 
     def __post_init__(self) -> None:
         for channel in self.channels.values():
             gate = channel.state.spec.gate
-            of = {f: [self.bells[e] for e in self.bells if e[0] == f] for f in "wr"}
+            of = {f: [self.wakers[e] for e in self.wakers if e[0] == f] for f in "wr"}
             channel.state.subscribe(of[gate.reader], of[gate.writer])
 
     def halt(self) -> None:
         """End every wait."""
         self.stop()
-        for bell in self.bells.values():
-            bell.notify()
+        for waker in self.wakers.values():
+            waker.notify()
 
 
 def ends_of(specs: dict[str, ChannelSpec]) -> list[tuple[str, int]]:
@@ -126,8 +126,8 @@ def local_hall(specs: dict[str, ChannelSpec]) -> Hall:
     from shoal.runtime.channels.in_process import make_channels
 
     stop = threading.Event()
-    bells = {end: ThreadWaker(stop) for end in ends_of(specs)}
-    return Hall(make_channels(specs, {"w": None, "r": None}), bells, stop.set)
+    wakers = {end: ThreadWaker(stop) for end in ends_of(specs)}
+    return Hall(make_channels(specs, {"w": None, "r": None}), wakers, stop.set)
 
 
 class Shared:
@@ -136,7 +136,7 @@ class Shared:
     def __init__(self, specs: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
         self.specs = specs
         room = Room()
-        self.halted, self.bells = room.take(LINE), room.take(len(ends_of(specs)) * LINE)
+        self.halted, self.wakers = room.take(LINE), room.take(len(ends_of(specs)) * LINE)
         self.rings = Rings.plan(specs, room)
         self.memory = memory or Memory.make(room.size)
 
@@ -152,11 +152,11 @@ class Shared:
             if word[0]:
                 raise Stopped
 
-        bells = {
-            end: FutexWaker(self.memory, self.bells + i * LINE, check=check)
+        wakers = {
+            end: FutexWaker(self.memory, self.wakers + i * LINE, check=check)
             for i, end in enumerate(ends_of(self.specs))
         }
-        return Hall(self.rings.open(self.memory), bells, lambda: word.__setitem__(0, 1))
+        return Hall(self.rings.open(self.memory), wakers, lambda: word.__setitem__(0, 1))
 
     @contextmanager
     def at(self, job, args):
@@ -165,7 +165,7 @@ class Shared:
 
     def is_asleep(self, end: tuple[str, int]) -> bool:
         """Whether an endpoint may not continue, and waits."""
-        return self.memory.words(self.bells, len(ends_of(self.specs)))[
+        return self.memory.words(self.wakers, len(ends_of(self.specs)))[
             ends_of(self.specs).index(end)
         ] == 1  # fmt: skip
 
@@ -287,17 +287,17 @@ def die(*_) -> None:
 def wait_put(hall: Hall, end: int, name: str = "c") -> None:
     """Wait until a writer may put."""
     stile = hall.channels[name].state
-    bell = hall.bells[stile.spec.gate.writer, end]
+    waker = hall.wakers[stile.spec.gate.writer, end]
     while not stile.may_put(end):
-        bell.wait(lambda: stile.may_put(end), 1.0)
+        waker.wait(lambda: stile.may_put(end), 1.0)
 
 
 def wait_take(hall: Hall, end: int, tick: int, name: str = "c") -> None:
     """Wait until a reader may take."""
     stile = hall.channels[name].state
-    bell = hall.bells[stile.spec.gate.reader, end]
+    waker = hall.wakers[stile.spec.gate.reader, end]
     while not stile.may_take(end, tick):
-        bell.wait(lambda: stile.may_take(end, tick), 1.0)
+        waker.wait(lambda: stile.may_take(end, tick), 1.0)
 
 
 def write(hall: Hall, end: int, first: int, last: int) -> int:

@@ -106,7 +106,7 @@ class Raylets:
         words = (ray, "start", "--block", *where, f"--num-cpus={self._cpus}",
                  f"--node-ip-address={address(number)}", "--disable-usage-stats")  # fmt: skip
         # Each sees a disk of its own where Ray keeps its files: raylets that start at the same time
-        # in one folder take each other's names. The first one's is seen by who connects there.
+        # in one folder take each other's names. Clients that connect there use the first one's.
         if number:
             words = ("sh", "-c", f'mount --bind {own} {shared} && exec "$@"', "sh", *words)
         with open(self._folder / f"{number}.log", "ab") as log:

@@ -342,7 +342,7 @@ def actor(hall, end):
 
 @settings_of_ends
 @pytest.mark.parametrize(("actors", "take", "bound"), [(3, 1, 2), (3, 2, 1), (2, 2, 0)])
-def test_what_is_used_is_never_later_than_its_bound(kind, carry, actors, take, bound):
+def test_no_used_rollout_exceeds_its_lag_bound(kind, carry, actors, take, bound):
     specs = bounded_specs(actors, take, bound)
     start = Meeting(kind, carry, specs).start
     free = [start(actor, end) for end in range(actors)]

@@ -43,8 +43,8 @@ def put_and_die(hall, end, whole, point):
         case "counting":
             channel.state.did_put = die
         case "ringing":
-            for bell in channel.state.readers[end]:
-                bell.ring = die
+            for waker in channel.state.readers[end]:
+                waker.ring = die
     channel.put(end, message, whole)
     die()
 
@@ -60,15 +60,15 @@ def take_and_die(hall, end, whole, point):
         case "letting go":
             channel.state.let_go = die
         case "ringing":
-            for bell in channel.state.writers[end]:
-                bell.ring = die
+            for waker in channel.state.writers[end]:
+                waker.ring = die
     channel.take(end, whole, die if point == "looking" else lambda m, _: m)
     die()
 
 
 @pytest.mark.parametrize("point", ["before", "filling", "counting", "ringing", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(2, 1), Latest(0)], ids=str)
-def test_of_a_writer_that_is_killed_only_whole_messages_are_seen(flow, point):
+def test_a_reader_takes_only_whole_messages_of_a_killed_writer(flow, point):
     spec = make_channel_spec(flow, 2, 1)
     meeting = Meeting(PROCESSES, "shared", {"c": spec})
     victim = meeting.start(put_and_die, 0, 5, point)

@@ -167,7 +167,7 @@ def test_silent_peers_from_many_addresses_delay_no_worker(monkeypatch):
         sock.close()
 
 
-def test_of_very_many_refusals_only_some_are_logged():
+def test_logging_of_refusals_is_rate_limited():
     said = []
     mine = Connections(0, ("a",), KNOWN, say=said.append)
     for _ in range(10_000):

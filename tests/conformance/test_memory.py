@@ -71,12 +71,12 @@ def test_a_halt_between_looking_and_sleeping_is_seen(monkeypatch):
         if halted:
             raise Stopped
 
-    bell = a_bell(check)
-    bell._sleep = slept.append
+    waker = a_bell(check)
+    waker._sleep = slept.append
     # A notifier that saw no sleeper yet, and so notified none.
     monkeypatch.setattr("shoal.runtime.channels.shared_memory.fence", lambda: halted.append(True))
     with pytest.raises(Stopped):
-        bell.wait(lambda: False, HANG)
+        waker.wait(lambda: False, HANG)
     assert not slept
 
 
@@ -91,9 +91,9 @@ def rally(hall, me, times):
     ahead = 1 if me == "r" else 0
     for turn in range(times):
         while its[0] < turn + ahead:
-            hall.bells[mine].wait(lambda n=turn + ahead: its[0] >= n, HANG)
+            hall.wakers[mine].wait(lambda n=turn + ahead: its[0] >= n, HANG)
         my[0] = turn + 1
-        hall.bells[other].notify()
+        hall.wakers[other].notify()
     return times
 
 

@@ -161,7 +161,7 @@ def test_a_killed_worker_is_named_and_the_run_resumes_from_what_was_kept():
 
 
 @pytest.mark.slow
-def test_one_that_fails_again_and_again_stops_the_run_with_its_own_error():
+def test_a_worker_that_fails_repeatedly_stops_the_run_with_its_own_error():
     plan = shoal.plan(graph_of("chase"), shoal.single_learner_coarse(2), ray_cluster())
 
     def see(tick, metrics):

@@ -45,11 +45,11 @@ def through_proxies(specs, cuts=(), rejoin=HANG, *, signed=False):
     wired._join_all()
     for links, me in zip(wired.links, wired.opened, strict=True):
         end = wired.ends[me]
-        bell = hall.bells[end]
-        bell._check = partial(look_around, bell._check, links.check)
-        hall.bells[end] = links.waker(bell, Wakes(bell._check, alone=me % 2 == 0))
+        waker = hall.wakers[end]
+        waker._check = partial(look_around, waker._check, links.check)
+        hall.wakers[end] = links.waker(waker, Wakes(waker._check, alone=me % 2 == 0))
     yield wired, hall, proxies
-    for links in wired.links:  # who ends would wait for a connection that is yet to be made again
+    for links in wired.links:  # closing would wait for a connection that has yet to reconnect
         links.membership = links.membership._replace(rejoin=0.0)
         for one in links.links.values():
             one.grace_s = 0.0
@@ -131,7 +131,7 @@ def test_a_bound_on_lag_holds_over_broken_connections():
 
 
 @pytest.mark.parametrize("waits", ["r", "w"])
-def test_one_that_is_not_made_again_in_time_is_lost(waits):
+def test_a_connection_that_does_not_reconnect_in_time_is_lost(waits):
     specs = {"c": make_channel_spec(Lockstep(0), 1, 1)}
     with through_proxies(specs, rejoin=0.4) as (wired, hall, proxies):
         Thread(hall, write, 0, 0, 1).result()

@@ -78,14 +78,14 @@ def check_replaced(plan, seen, state=None, backend="processes"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [ONE, hosts(3)], ids=["one host", "three"])
-def test_one_lost_in_the_middle_of_a_turn_is_replaced_and_its_turn_counted(tmp_path, cluster):
+def test_a_worker_lost_during_a_tick_is_replaced_and_its_tick_counted(tmp_path, cluster):
     plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), impala(2, 1, 3), cluster)
     loss = check_replaced(plan, Seen())
     assert loss.worker.startswith("actor[")
     assert loss.lost == 1
 
 
-def test_one_lost_at_any_moment_is_replaced():
+def test_a_worker_lost_at_any_moment_is_replaced():
     plan = shoal.plan(graph_of("chase"), impala(4, 2, 4), ONE)
     loss = check_replaced(plan, Seen(kill_at=20), start_of("chase"))
     assert loss.lost in (0, 1)
@@ -178,7 +178,7 @@ def test_endpoints_in_lockstep_stay_so_when_any_worker_is_lost_repeatedly(cluste
 
 
 @pytest.mark.slow
-def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
+def test_a_worker_that_sends_gradients_asynchronously_is_replaced(tmp_path):
     a3c = A2C(num_steps=4, hidden=(8,))
     graph = shoal.trace(a3c, world(**lost_once(tmp_path / "died")), envs=ENVS)
     loss = check_replaced(shoal.plan(graph, central(2, max_lag=3), ONE), Seen())
@@ -186,7 +186,7 @@ def test_one_that_sends_gradients_as_they_come_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_that_is_lost_again_and_again_stops_the_run_with_its_own_error():
+def test_a_worker_that_is_lost_repeatedly_stops_the_run_with_its_own_error():
     plan = shoal.plan(on_world(fault="kill"), impala(2, 1, 3), ONE)
     seen = Seen()
     with pytest.raises(RunError, match=r"actor\[.\] was killed by signal 9.*replaced once"):

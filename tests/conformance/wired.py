@@ -56,7 +56,7 @@ class Wired(Shared):
     def hall(self, settles: bool = False) -> Hall:
         """All channels, whose endpoints connect at their first use."""
         hall = super().hall()
-        self._check = next(iter(hall.bells.values()))._check
+        self._check = next(iter(hall.wakers.values()))._check
         hall.channels = {n: ProcessRun(self, n, spec, settles) for n, spec in self.specs.items()}
         self.opened, self.links, self._lock = {}, [], threading.RLock()
         return hall
@@ -68,9 +68,11 @@ class Wired(Shared):
         number = args[0] if "end" in inspect.signature(job).parameters else 0
         hall = self.hall()
         self.join(self.ends.index((side, number)))
-        for name, bell in hall.bells.items():
-            bell._check = self._look_around
-            hall.bells[name] = self.links[0].waker(bell, Wakes(self._look_around, alone=number > 0))
+        for name, waker in hall.wakers.items():
+            waker._check = self._look_around
+            hall.wakers[name] = self.links[0].waker(
+                waker, Wakes(self._look_around, alone=number > 0)
+            )
         try:
             yield hall
         finally:
@@ -82,12 +84,12 @@ class Wired(Shared):
         known, names = self.lines.known, self.lines.names
         links = Connections(me, names, known, self._check, membership=membership)
         links.join(self.listeners[me], self.lines.others(me), self.lines.addresses)
-        bells = super().hall().bells
-        of = {f: [bells[e] for e in self.ends if e[0] == f] for f in "wr"}
+        wakers = super().hall().wakers
+        of = {f: [wakers[e] for e in self.ends if e[0] == f] for f in "wr"}
 
         def wake() -> None:
-            for bell in bells.values():
-                bell.notify()
+            for waker in wakers.values():
+                waker.notify()
 
         channels = open_channels(self.lines, links, wake, self.memories[me])
         for channel in channels.values():
