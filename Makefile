@@ -17,7 +17,7 @@ train: .venv/.ready-run ## Train PPO on CartPole-v1
 	@$(BIN)/shoal train ppo CartPole-v1
 
 test: check ## Run the checks and all quick tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/.ready-dev ## Check format, lint, types and layers
 	$(BIN)/ruff format --check .
@@ -30,7 +30,7 @@ format: .venv/.ready-dev ## Format the code and fix what can be fixed by machine
 	$(BIN)/ruff check --fix .
 
 test-slow: .venv/.ready-dev ## Run the tests that take longer than ten seconds each
-	@$(BIN)/python -m pytest -n 2 -m slow --timeout 900
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow --timeout 900
 
 test-learning: .venv/.ready-dev ## Run the tests that train until something is learnt
 	@$(BIN)/python -m pytest -m learning --timeout 1800
@@ -64,7 +64,7 @@ matrix: .venv/.ready-dev ## Run every algorithm under every distribution policy 
 	@$(BIN)/python docs/make_matrix.py --fresh
 
 bless: .venv/.ready-dev ## Accept today's prints as the golden ones (look at the diff before you commit)
-	@$(BIN)/python -m pytest -n 2 --bless
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --bless
 	@git status --short tests/golden
 
 clean: ## Remove environments, caches and builds (runs/ stays)

@@ -74,12 +74,14 @@ def _is_ours(pid):
 def held(kind):
     """The number of open files of a kind in this process."""
     gc.collect()
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in _fds()]
-    return sum(kind in link for link in links)
+    return sum(kind in link for link in _links())
 
 
-def _fds():
-    return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+def _links():
+    """What the open files of this process are; other threads may close some meanwhile."""
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{fd}")
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def _disagreement(
         return CutError(
             f"{_called(culprit)} mixes environments to make `{name}`, and {replicas} replicas of "
             f"`{fragment.name}` hold only some of them each",
-            _way_out(layout),
+            _way_out(layout, name),
             culprit.source,
         )
     if isinstance(culprit, Stage) and culprit.per == "env":
@@ -159,16 +159,16 @@ def _disagreement(
         )
     return CutError(
         f"{_called(site)} sees the whole batch and can't run as {replicas} replicas",
-        f"{_way_out(layout)} Or keep `{site.stage}` in a fragment with one replica.",
+        f"{_way_out(layout, name)} Or keep `{site.stage}` in a fragment with one replica.",
         culprit.source,
     )
 
 
-def _way_out(layout: Layout) -> str:
-    """What to do about a value that replicas have contributions to, or mix rows for."""
+def _way_out(layout: Layout, name: str) -> str:
+    """What to do about the value `name`, which replicas contribute to or mix rows for."""
     if isinstance(layout, Partial):
         said = "mean(x) (a mean, a gradient) or shoal.sum" if layout.how == "sum" else layout.how
-        return f"Let replicas agree on it with shoal.{said}(x)."
+        return f"Let replicas agree on `{name}` with shoal.{said}(x)."
     if layout != Varying():
         return (
             "Let replicas agree first, on what is reduced over environments, with shoal.mean(x), "
