@@ -164,9 +164,12 @@ def test_a_step_that_hangs_is_reported_once(monkeypatch):
 
 @pytest.mark.parametrize(
     ("seconds", "backend", "message"),
-    [(0.0, "threads", "is no valid timeout"), (float("nan"), "threads", "is not a valid timeout"),
-     (5.0, "inline", "on the caller's thread")],
-)  # fmt: skip
+    [
+        (0.0, "threads", "is not a valid timeout"),
+        (float("nan"), "threads", "is not a valid timeout"),
+        (5.0, "inline", "on the caller's thread"),
+    ],
+)
 def test_a_step_timeout_that_can_not_be_enforced_is_refused(seconds, backend, message):
     with pytest.raises(SettingError, match=message):
         run("none", backend=backend, watch=RunCallbacks(lambda *_: None, step_timeout=seconds))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.envs import Box, Discrete, Environment, Groups, Transition, episode_totals, key_rows
 from shoal.envs.spaces import Dict, parts
+from shoal.errors import SettingError
 
 SEEN = Box(0.0, 99.0, (1,))
 
@@ -41,6 +42,7 @@ class Grouped:
     """The same with its agents in two groups, one with larger observations."""
 
     agents = ("long_0", "long_1", "short_0")
+    groups = (("long", ("long_0", "long_1")), ("short", ("short_0",)))
     observation_space = Groups((("long", Box(0.0, 99.0, (2,))), ("short", SEEN)))
     action_space = Groups((("long", Discrete(2)), ("short", Discrete(2))))
     relay = Relay()
@@ -68,22 +70,24 @@ def play(simulator, actions):
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 3), min_size=9, max_size=9), st.integers(1, 9))
 def test_an_episode_is_over_when_it_is_for_all(actions, limit):
     steps = play(Relay(limit), jnp.array(actions)[:, None])
-    age, time, total = np.zeros(3), 0, 0.0
+    age, time, total, gone = np.zeros(3), 0, 0.0, np.zeros(3, bool)
     for t, action in enumerate(actions):
         age, time = age + 1 + action, time + 1
-        total += age.mean()
-        over = age >= Relay.lives
+        shown = np.where(gone, 0, age)  # also what each agent earns
+        total += shown.mean()
+        over = (age >= Relay.lives) | gone
         late = (time >= limit) & ~over
+        assert steps.active[t, 0].tolist() == (~gone).tolist()
         assert steps.terminated[t, 0].tolist() == over.tolist()
         assert steps.truncated[t, 0].tolist() == late.tolist()
-        assert steps.last_obs[t, 0, :, 0].tolist() == age.tolist()
+        assert steps.last_obs[t, 0, :, 0].tolist() == shown.tolist()
         np.testing.assert_allclose(steps.episode_return[t, 0], total, rtol=1e-5)
         assert steps.episode_length[t, 0] == time
-        ended = (over | late).all()
-        assert episode_totals(steps)["episodes"][t, 0] == ended
-        if ended:
-            age, time, total = np.zeros(3), 0, 0.0
-        assert steps.obs[t, 0, :, 0].tolist() == age.tolist()
+        gone = over | late
+        assert episode_totals(steps)["episodes"][t, 0] == gone.all()
+        if gone.all():
+            age, time, total, gone = np.zeros(3), 0, 0.0, np.zeros(3, bool)
+        assert steps.obs[t, 0, :, 0].tolist() == np.where(gone, 0, age).tolist()
 
 
 def test_agents_that_differ_are_groups_and_count_as_if_they_did_not():
@@ -100,6 +104,14 @@ def test_agents_that_differ_are_groups_and_count_as_if_they_did_not():
     assert grouped.obs["short"].shape == (9, 1, 1, 1)
     totals = episode_totals(grouped)
     np.testing.assert_array_equal(totals["episodes"], episode_totals(plain)["episodes"])
+
+
+def test_groups_that_the_simulator_does_not_name_are_asked_for():
+    class Nameless(Grouped):
+        groups = ()
+
+    with pytest.raises(SettingError, match="the groups of relay are not those of its spaces"):
+        Environment("relay", Nameless()).reset(key_rows(jax.random.PRNGKey(0), 1))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from shoal.envs.spaces import (
     Observation,
     has_parts,
 )
+from shoal.errors import SettingError
 from shoal.tracing.rowwise import where_rarely
 from shoal.tracing.stage import stage
 
@@ -44,8 +45,9 @@ class Simulator(Protocol):
     """The rules of ONE environment, without auto-reset; hashable, equal when the rules are.
 
     This is all that a family of environments has to offer. States are pytrees of arrays. One with
-    several agents also has `agents`, their names in the order of the agents' axis. One whose resets
-    take long has `costly_reset = True`: then none is made until some environment ends.
+    several agents also has `agents`, their names in the order of the agents' axis, and, where they
+    differ, `groups`: pairs of a group's name and its agents. One whose resets take long has
+    `costly_reset = True`: then none is made until some environment ends.
     """
 
     @property
@@ -122,6 +124,21 @@ class Environment:
         """The agents' names, group after group; empty for a single agent without an axis."""
         return getattr(self.simulator, "agents", ())
 
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Each group's name and its agents; one without a name if the agents don't differ."""
+        if not isinstance(self.action_space, Groups):
+            return (("", self.agents),)
+        groups = getattr(self.simulator, "groups", ())
+        if sorted(name for name, _ in groups) != sorted(
+            name for name, _ in self.action_space.spaces
+        ):
+            raise SettingError(
+                f"the groups of {self.name} are not those of its spaces",
+                "Give its simulator `groups`: the name and the agents of each group of its spaces.",
+            )
+        return groups
+
     def reset(self, keys: jax.Array) -> tuple[EnvState, Tree]:
         """The states and first observations of one environment a key."""
         return jax.vmap(lambda key: self._start(*jax.random.split(key)))(keys)
@@ -159,10 +176,9 @@ class Environment:
 
     def _start(self, key: jax.Array, reset_key: jax.Array) -> tuple[EnvState, Tree]:
         inner, obs = self.simulator.reset(reset_key)
-        groups = getattr(self.simulator, "groups", ())
-        gone = jnp.zeros(len(self.agents), bool) if self.agents else ()
-        if isinstance(self.action_space, Groups):
-            gone = {name: jnp.zeros(len(agents), bool) for name, agents in groups}
+        gone = {name: jnp.zeros(len(agents), bool) for name, agents in self.groups}
+        if "" in gone:
+            gone = gone[""] if self.agents else ()
         return EnvState(key, _typed(inner), jnp.float32(0), jnp.int32(0), gone), obs
 
 

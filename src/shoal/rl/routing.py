@@ -84,7 +84,7 @@ def route(env: Any, table: Table) -> Routes:
     spaces = dict.fromkeys(agents, (shown, taken))
     groups: tuple[tuple[str, tuple[str, ...]], ...] = (("", agents),)
     if isinstance(shown, Groups):
-        groups = env.simulator.groups
+        groups = env.groups
         by_name = dict(shown.spaces), dict(taken.spaces)
         spaces = {agent: tuple(s[name] for s in by_name) for name, of in groups for agent in of}
     default = tuple((agent, name or "policy") for name, of in groups for agent in of)

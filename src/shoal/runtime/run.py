@@ -294,7 +294,9 @@ def check_step_timeout(plan: Plan, backend: str, seconds: float | None) -> None:
     if seconds is None:
         return
     if not 0 < seconds < inf:
-        raise SettingError(f"step_timeout={seconds:g} is no valid timeout", "Set seconds above 0.")
+        raise SettingError(
+            f"step_timeout={seconds:g} is not a valid timeout", "Set seconds above 0."
+        )
     if not any(stage.host for stage in plan.graph.stages):
         raise SettingError(
             "a step timeout is set, and no stage of this loop runs in Python",
