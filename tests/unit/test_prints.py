@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.cli.page import graph_page, plan_page
 from shoal.graph.ir import nested_stages
+from shoal.pages import graph_page, plan_page
 
 pytest.importorskip("gymnax")
 

@@ -31,9 +31,9 @@ from shoal.cli.options import (
     code_in_options,
     replica_count,
 )
-from shoal.cli.page import graph_page, plan_page
 from shoal.compile_cache import use_compile_cache
 from shoal.errors import RunError, SettingError, ShoalError, printable, user_place
+from shoal.pages import graph_page, plan_page
 from shoal.planning.plan import Plan
 from shoal.runs.job import Trained
 from shoal.runs.records import scalars

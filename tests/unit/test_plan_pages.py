@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.page import graph_page, plan_page
 from shoal.graph.words import place_text, size_text, value_rows, what_text
+from shoal.pages import graph_page, plan_page
 
 VALUES = {
     "params": {"shape": [4, 2], "dtype": "float32", "bytes": 32, "axis": None},

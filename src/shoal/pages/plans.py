@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from shoal.cli.picture import Drawing, draw_graph, draw_plan, fragment_tones, nodes_of
 from shoal.graph.words import Json, Row, count_text, place_text, size_text, value_rows
+from shoal.pages.drawing import Drawing, draw_graph, draw_plan, fragment_tones, nodes_of
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -198,5 +198,5 @@ def _json_in_html(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    text = (files("shoal.cli") / "assets" / name).read_text(encoding="utf-8")
+    text = (files("shoal.pages") / "assets" / name).read_text(encoding="utf-8")
     return "\n".join(line for line in text.splitlines() if "sourceMappingURL" not in line)
