@@ -109,17 +109,24 @@ class InProcessChannel:
         """A message on the reader's device; on its first device if it has yet to be joined."""
         if self._reader is None:
             return {k: np.asarray(x) for k, x in message.items()}
-        mesh = self._reader.mesh
-        if mesh is not None and self._is_plain:
-            return {k: jax.device_put(x, self._reader.sharding(k, end)) for k, x in message.items()}
-        where = (
-            self._reader.sharding("", end)
-            if mesh is None
-            else SingleDeviceSharding(mesh.devices.flat[0])
-        )
+        places = self._places[end]
         return {
-            k: x if _is_there(x, where) else jax.device_put(x, where) for k, x in message.items()
+            k: x if _is_there(x, places[k]) else jax.device_put(x, places[k])
+            for k, x in message.items()
         }
+
+    @cached_property
+    def _places(self) -> list[dict[str, Any]]:
+        """For each of the reader's endpoints, the sharding of each value before it is joined."""
+        assert self._reader is not None
+        mesh, names = self._reader.mesh, [c.name for c in self._spec.cells]
+        if mesh is not None and not self._is_plain:
+            first = SingleDeviceSharding(mesh.devices.flat[0])
+            return [dict.fromkeys(names, first)] * self._spec.readers
+        return [
+            {name: self._reader.sharding(name, end) for name in names}
+            for end in range(self._spec.readers)
+        ]
 
     def _part(self, name: str, end: int, sent: list[tuple[int, Message]], xp: Any) -> Any:
         """One value of a reader's message, from the messages of its sources."""
