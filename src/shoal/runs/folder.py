@@ -22,7 +22,10 @@ FORM = 1
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs in progress, and their summaries so far
 NAME_BYTES = 200  # of a run's name; file systems allow 255 of a file's
 LOCK_TRIES = 3  # `shoal status` holds a lock for a moment, to see whether a run does
-WRITTEN = ("run.json", "summary.json", "plan.txt", "workers.log", "metrics.jsonl")
+WRITTEN = (
+    *("run.json", "summary.json", "plan.txt", "plan.json", "workers.log"),
+    *("metrics.jsonl", "load.jsonl"),
+)
 
 
 class Extension(TypedDict):

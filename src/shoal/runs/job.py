@@ -25,7 +25,7 @@ from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.roles import environment_stages
 from shoal.runs.checkpoints import Checkpoints, Pace, pace, ticks_in
-from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json
+from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
 from shoal.runs.progress import MEASURED, Progress
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import (
@@ -35,6 +35,7 @@ from shoal.runs.records import (
     scalars,
     without_evaluation,
 )
+from shoal.runs.sources import with_sources
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
 from shoal.runtime.channels.traffic import total
@@ -108,6 +109,7 @@ def run_job(
     record = describe(job, drawn, how)
     steps = steps_a_tick(drawn)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
+    write_whole(folder / "plan.json", as_json(with_sources(drawn.to_json())).encode())
     how.get("announce", lambda text: None)(str(drawn))
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
@@ -252,7 +254,7 @@ class RunLogger:
         self.resumed = list(counted.get("resumed", []))
         self.episodes = Episodes.of(counted.get("episodes", {}))
         self.lags = Lags.of(counted.get("lags", {}), lag_name(drawn.graph))
-        self.status = Status(lines.path.parent, summary, progress.say)
+        self.status = Status(lines.path.parent, summary, progress.say, self.lags.summary)
         seen = lines.path.with_name("evaluation.jsonl")
         self._evaluations = Evaluations(seen, self.steps_before, progress.say)
         self._by_tick: dict[int, dict[str, Any]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -16,15 +16,18 @@ from shoal.errors import SettingError, printable
 from shoal.runs.checkpoints import ticks_in
 from shoal.runs.disk import free, megabytes, size_of
 from shoal.runs.folder import is_locked, read_run, write_json
+from shoal.runs.load import LOAD_FILE, LoadLog, rounded
 from shoal.runtime.logs import Say
 from shoal.runtime.run import BACKENDS, Statuses
 from shoal.shapes import Index, Seconds, ShapeError, Steps, read_json, why_unreadable
 
+Lags = Callable[[], Mapping[str, Any]]
 FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
 LATE_S = 10 * EVERY  # since a run in progress has written its status last
 COPIED = (
     "ticks",
+    "seconds",
     "restarts",
     "replaced",
     "dropped_rollouts",
@@ -54,6 +57,7 @@ class WorkerRow(TypedDict):
     pid: NotRequired[int | None]
     stage: NotRequired[str]
     seconds: NotRequired[Seconds]
+    spent: NotRequired[dict[str, Seconds]]
 
 
 class StatusFile(Losses):
@@ -62,14 +66,22 @@ class StatusFile(Losses):
     ticks: NotRequired[Steps]
     driver: NotRequired[int]
     at: Seconds
+    seconds: NotRequired[Seconds]
+    lag: NotRequired[dict[str, Any]]
     workers: dict[str, WorkerRow]
 
 
 class Status:
-    """Keeps a run's status.json up to date, and removes it at the end."""
+    """Keeps a run's status.json up to date, and removes it at the end; load.jsonl stays.
 
-    def __init__(self, folder: Path, summary: Mapping[str, Any], say: Say) -> None:
-        self._say, self._text = say, b""
+    `lags` returns the lags so far, as a run's summary has them.
+    """
+
+    def __init__(
+        self, folder: Path, summary: Mapping[str, Any], say: Say, lags: Lags = dict
+    ) -> None:
+        self._say, self._text, self._lags = say, b"", lags
+        self._load = LoadLog(folder / LOAD_FILE, say)
         self._file, self._last, self._summary = folder / FILE, 0.0, summary
         self._wanted, self._asked = folder / WANTED, 0.0
         self._counts: dict[str, int] = {}
@@ -78,15 +90,18 @@ class Status:
         """Write the status of workers if it is due; a failure to write doesn't fail the run."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
+            found = statuses()
             workers = {
                 name: {
                     "tick": one.tick, "waits": one.waits_for, "pid": one.pid,
                     "stage": one.stage, "seconds": round(one.seconds, 1) if one.stage else 0.0,
+                    "spent": rounded(one.spent),
                 }
-                for name, one in statuses().items()
+                for name, one in found.items()
             }  # fmt: skip
             counts = {name: self._summary[name] for name in COPIED if name in self._summary}
-            counts |= {"driver": os.getpid(), "at": time.time(), "workers": workers}
+            counts |= {"driver": os.getpid(), "at": time.time(), "workers": workers, **self._lags()}
+            self._load.add(counts["at"], self._summary.get("seconds", 0.0), found)
             with suppress(OSError):
                 write_json(self._file, counts)
 
@@ -109,7 +124,8 @@ class Status:
             self._say(f"{self._wanted} is ignored: {why_unreadable(error)}")
 
     def close(self) -> None:
-        """Remove the files: the run has ended."""
+        """Remove the files that are of use during the run only."""
+        self._load.close()
         for file in (self._file, self._wanted):
             with suppress(OSError):
                 file.unlink(missing_ok=True)

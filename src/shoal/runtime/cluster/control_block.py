@@ -64,7 +64,8 @@ class ControlLayout:
     wakers: int
     notes: int
     stages: int
-    stage_names: tuple[str, ...]  # of stages in Python
+    spent: int
+    activities: tuple[str, ...]  # stages in Python, and waits
     schedulers: tuple[tuple[str, int], ...]  # one waker each, and one more for the driver
     cells: Mapping[str, ArraySpec]
     rows: int
@@ -80,36 +81,36 @@ class ControlLayout:
         cells: Mapping[str, ArraySpec],
         rows: int,
         endpoints: tuple[EndpointLayout, ...],
-        stage_names: tuple[str, ...],
+        activities: tuple[str, ...],
         room: Room,
     ) -> ControlLayout:
         """Allocate the control block in `room` and return its layout."""
-        words = room.take(5 * LINE)
-        started, completed, lost, leaves = (room.take(len(schedulers) * LINE) for _ in range(4))
-        wakers, notes = room.take((len(schedulers) + 1) * LINE), room.take(len(schedulers) * NOTE)
-        stages = room.take(3 * len(schedulers) * LINE), stage_names
+        count = len(schedulers)
         few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
-        kept = tuple(
-            {n: room.take(_size(c, rows)) for n, c in cells.items()} if few or bank >= FINAL else {}
-            for bank in range(START + 1)
-        )
-        marks, in_flight = room.take(len(endpoints) * (START + 1) * 8), room.take((START + 1) * 8)
-        shows = {p.replica: room.take(_show_size(p)) for p in endpoints}
-        named = {p.replica: p for p in endpoints}
-        counts = words, started, completed, lost, leaves
         return ControlLayout(
-            *counts,
-            wakers,
-            notes,
-            *stages,
-            schedulers,
-            cells,
-            rows,
-            kept,
-            marks,
-            in_flight,
-            named,
-            shows,
+            words=room.take(5 * LINE),
+            started=room.take(count * LINE),
+            completed=room.take(count * LINE),
+            lost=room.take(count * LINE),
+            leaves=room.take(count * LINE),
+            wakers=room.take((count + 1) * LINE),
+            notes=room.take(count * NOTE),
+            stages=room.take(3 * count * LINE),
+            spent=room.take(count * len(activities) * 8),
+            kept=tuple(
+                {n: room.take(_size(c, rows)) for n, c in cells.items()}
+                if few or bank >= FINAL
+                else {}
+                for bank in range(START + 1)
+            ),
+            marks=room.take(len(endpoints) * (START + 1) * 8),
+            in_flight=room.take((START + 1) * 8),
+            shows={p.replica: room.take(_show_size(p)) for p in endpoints},
+            activities=activities,
+            schedulers=schedulers,
+            cells=cells,
+            rows=rows,
+            endpoints={p.replica: p for p in endpoints},
         )
 
     def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
@@ -148,17 +149,25 @@ class ControlBlock:
         self._in_flight = memory.packed(layout.in_flight, START + 1)
         self._notes = memory.array(layout.notes, (len(layout.schedulers), NOTE), "uint8")
         self._stages = memory.words(layout.stages, 3 * len(layout.schedulers))
-        self._numbers = {name: n for n, name in enumerate(layout.stage_names, 1)}
+        self._spent = memory.packed(layout.spent, len(layout.schedulers) * len(layout.activities))
+        self._numbers = {name: n for n, name in enumerate(layout.activities)}
         self._check = check
 
     def enter_stage(self, scheduler: int, stage: str, tick: int) -> None:
         """Record that a scheduler starts a stage in Python."""
         self._stages[3 * scheduler + 1], self._stages[3 * scheduler + 2] = tick, time.monotonic_ns()
-        self._stages[3 * scheduler] = self._numbers[stage]
+        self._stages[3 * scheduler] = 1 + self._numbers[f"in {stage}"]
 
     def leave_stage(self, scheduler: int) -> None:
         """Record that the stage has returned or failed."""
+        number, _, since = self._stages[3 * scheduler : 3 * scheduler + 3]
         self._stages[3 * scheduler] = 0
+        self.spend(scheduler, self._layout.activities[number - 1], time.monotonic() - since / 1e9)
+
+    def spend(self, scheduler: int, activity: str, seconds: float) -> None:
+        """Count seconds that a scheduler has spent in a stage in Python, or waiting."""
+        at = scheduler * len(self._numbers) + self._numbers[activity]
+        self._spent[at] += int(seconds * 1e9)
 
     def waker(self, scheduler: int, spin: float = 0.0) -> FutexWaker:
         """The waker of a scheduler's process."""
@@ -196,10 +205,13 @@ class ControlBlock:
         note = self._notes[scheduler].tobytes().partition(b"\0")[0].decode(errors="replace")
         ticks = int(self._started[scheduler] or self._completed[scheduler])
         number, tick, since = self._stages[3 * scheduler : 3 * scheduler + 3]
+        all_spent = self._spent[scheduler * len(self._numbers) :]
+        spent = {name: ns / 1e9 for name, ns in zip(self._numbers, all_spent, strict=False) if ns}
         if not number:
-            return WorkerStatus(ticks, note, pid)
+            return WorkerStatus(ticks, note, pid, spent=spent)
         seconds = (time.monotonic_ns() - since) / 1e9
-        return WorkerStatus(ticks, note, pid, self._layout.stage_names[number - 1], tick, seconds)
+        stage = self._layout.activities[number - 1].removeprefix("in ")
+        return WorkerStatus(ticks, note, pid, stage, tick, seconds, spent)
 
     def count_tick(self, scheduler: int) -> None:
         """Count a tick that an endpoint of a scheduler has completed."""

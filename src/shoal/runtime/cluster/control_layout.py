@@ -11,6 +11,7 @@ from shoal.runtime.channels.shared_memory import Room
 from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, MetricSpec
 from shoal.runtime.execution.local_run import lagged, past_names
 from shoal.runtime.execution.snapshot import value_of
+from shoal.runtime.execution.worker_status import activities
 
 Programs = Mapping[str, Program]
 
@@ -18,9 +19,10 @@ Programs = Mapping[str, Program]
 def make_control_layout(plan: Plan, programs: Programs, room: Room) -> ControlLayout:
     """The control block layout of a plan, for all workers that the run may have."""
     schedulers = tuple((f, w) for f in programs for w in range(plan.workers(f)))
-    stages = tuple(dict.fromkeys(stage.stage for stage in plan.graph.stages if stage.host))
+    stages = dict.fromkeys(stage.stage for stage in plan.graph.stages if stage.host)
+    timed = activities(stages, [channel.name for channel in plan.channels])
     endpoints = tuple(_endpoints(plan, programs))
-    return ControlLayout.plan(schedulers, _cells(plan), plan.graph.envs, endpoints, stages, room)
+    return ControlLayout.plan(schedulers, _cells(plan), plan.graph.envs, endpoints, timed, room)
 
 
 def _cells(plan: Plan) -> dict[str, ArraySpec]:

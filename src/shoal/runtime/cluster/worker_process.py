@@ -333,7 +333,8 @@ class WorkerSetup:
         serve = self._config.serve.get(fragment)
         many = executor.run_many if serve else None
         scheduler = Scheduler(workers, channels, waker, serve, many)
-        return number, scheduler.reports_to(partial(self._report, number)), workers
+        report, spend = partial(self._report, number), partial(self._control.spend, number)
+        return number, scheduler.reports_to(report, spend), workers
 
     def _waker(self, number: int) -> Waker:
         """The waker of a scheduler; with connections to read, it reads them while it waits."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -103,7 +104,11 @@ class LocalRun:
     def _scheduler(self, fragment: str, worker: int, waker: Waker) -> Scheduler:
         ends = self._plan.ends_of(fragment, worker)
         workers = [w for w in self._of(fragment) if w.replica[1] in ends]
-        return make_scheduler(self._plan, self._executors[fragment], workers, self.channels, waker)
+        scheduler = make_scheduler(
+            self._plan, self._executors[fragment], workers, self.channels, waker
+        )
+        spend = partial(self._collector.spend, (fragment, worker))
+        return scheduler.reports_to(lambda text: None, spend)
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
         """Metrics of whole ticks that have arrived; raises at the first that has a NaN."""
@@ -117,11 +122,13 @@ class LocalRun:
         return self._collector.looked()
 
     def statuses(self) -> dict[str, WorkerStatus]:
-        """The current status of each replica."""
-        return {
-            f"{w.replica[0]}[{w.replica[1]}]": self._collector.status(w.replica, w.tick)
-            for w in self.workers
-        }
+        """The current status of each worker."""
+        found = {}
+        for fragment, worker in self.scheduler_names:
+            ends = self._plan.ends_of(fragment, worker)
+            tick = min(w.tick for w in self._of(fragment) if w.replica[1] in ends)
+            found[f"{fragment}[{worker}]"] = self._collector.status((fragment, worker), tick)
+        return found
 
     def fail(self, worker: str, what: str, fix: str) -> None:
         """Fail the run: a thread can't be stopped from outside."""

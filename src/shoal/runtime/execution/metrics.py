@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.graph.ir import Graph
-from shoal.planning.plan import Plan, Replica
+from shoal.planning.plan import Plan, Replica, WorkerId
 from shoal.planning.policy import is_late
 from shoal.planning.segments import Program
 from shoal.runtime.execution.replica_runner import ReplicaRunner
@@ -64,20 +64,35 @@ class Collector:
         self._all = sum(plan.ends(p.fragment) for p in programs)
         self._snapped: queue.SimpleQueue[tuple[Replica, Share]] = queue.SimpleQueue()
         self._shares: dict[Replica, Share] = {}
-        self._in_stage: dict[Replica, tuple[str, int, float]] = {}
+        self._each = {
+            p.fragment: plan.ends(p.fragment) // plan.workers(p.fragment) for p in programs
+        }
+        self._in_stage: dict[WorkerId, tuple[str, int, float]] = {}
+        self._spent: dict[WorkerId, dict[str, float]] = {}
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
         """Record that a replica starts to run a stage in Python."""
-        self._in_stage[replica] = stage, tick, time.monotonic()
+        self._in_stage[self._worker_of(replica)] = stage, tick, time.monotonic()
 
     def leave_stage(self, replica: Replica) -> None:
         """Record that the stage has returned or failed."""
-        self._in_stage.pop(replica, None)
+        worker = self._worker_of(replica)
+        stage, _, since = self._in_stage.pop(worker)
+        self.spend(worker, f"in {stage}", time.monotonic() - since)
 
-    def status(self, replica: Replica, tick: int) -> WorkerStatus:
-        """The current status of a replica."""
-        stage, at, since = self._in_stage.get(replica, ("", 0, 0.0))
-        return WorkerStatus(tick, "", os.getpid(), stage, at, time.monotonic() - since)
+    def spend(self, worker: WorkerId, activity: str, seconds: float) -> None:
+        """Count seconds that a worker has spent in a stage in Python, or waiting."""
+        spent = self._spent.setdefault(worker, {})
+        spent[activity] = spent.get(activity, 0.0) + seconds
+
+    def status(self, worker: WorkerId, tick: int) -> WorkerStatus:
+        """The current status of a worker."""
+        stage, at, since = self._in_stage.get(worker, ("", 0, 0.0))
+        spent = dict(self._spent.get(worker, {}))
+        return WorkerStatus(tick, "", os.getpid(), stage, at, time.monotonic() - since, spent)
+
+    def _worker_of(self, replica: Replica) -> WorkerId:
+        return replica[0], replica[1] // self._each[replica[0]]
 
     def keep(self, worker: ReplicaRunner) -> None:
         """Make an endpoint keep a copy of its state."""

@@ -16,6 +16,7 @@ from shoal.runtime.execution.limit import Limit
 from shoal.runtime.execution.replica_runner import Failure, ReplicaRunner, Runs, Wants
 
 LONG_WAIT_S = 1.0  # a wait is reported after this long
+Spend = Callable[[str, float], None]  # counts seconds of an activity
 RunMany = Callable[[list[Runs]], Sequence[Sequence[Any]]]
 
 
@@ -43,10 +44,14 @@ class Scheduler:
         self._ready: deque[tuple[Replica, Any]] = deque()
         self._since = 0.0
         self._report, self._has_reported = (lambda text: None), False
+        self._spend: Spend = lambda activity, seconds: None
 
-    def reports_to(self, report: Callable[[str], None]) -> Scheduler:
-        """Call `report` with the reason of a long wait, and with "" when the wait ends."""
-        self._report = report
+    def reports_to(self, report: Callable[[str], None], spend: Spend) -> Scheduler:
+        """Call `report` with the reason of a long wait, and with "" when it ends; count all waits.
+
+        Waits for several channels at once are shared equally among them.
+        """
+        self._report, self._spend = report, spend
         return self
 
     @property
@@ -140,7 +145,12 @@ class Scheduler:
         left = (
             self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG_WAIT_S
         )
+        began = time.monotonic()
         self._waker.wait(self._is_ready, max(0.0, left))
+        wanted = {(wants.takes, wants.channel) for wants in self._waiting.values()}
+        for takes, channel in wanted:
+            seconds = (time.monotonic() - began) / len(wanted)
+            self._spend(f"{'take' if takes else 'put'} {channel}", seconds)
         is_long = not self._asking and not self._is_ready()
         if is_long != self._has_reported:
             self._has_reported = is_long

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def activities(stages: Iterable[str], channels: Iterable[str]) -> tuple[str, ...]:
+    """What a worker's time is counted by: stages in Python, and waits to take or put."""
+    return (
+        *(f"in {stage}" for stage in stages),
+        *(f"{verb} {channel}" for channel in channels for verb in ("take", "put")),
+    )
 
 
 class WorkerStatus(NamedTuple):
@@ -14,6 +26,7 @@ class WorkerStatus(NamedTuple):
     stage: str = ""  # the Python stage that it runs, if any
     stage_tick: int = 0
     seconds: float = 0.0  # since the stage was called
+    spent: Mapping[str, float] = NOTHING  # seconds so far, by activity; the rest it computed
 
     @property
     def where(self) -> str:
