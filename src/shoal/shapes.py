@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import (
     Annotated,
@@ -27,8 +28,6 @@ from typing import (
     get_type_hints,
     is_typeddict,
 )
-
-import numpy as np
 
 T = TypeVar("T")
 MOST_BYTES = 64_000_000  # of a JSON file that is read at all
@@ -152,13 +151,13 @@ def _misfit_items(value: Any, kind: Any, inner: tuple[Any, ...], where: str) -> 
 
 
 def _misfit_plain(value: Any, kind: Any, where: str) -> str:
-    is_bool = isinstance(value, bool | np.bool_)
+    is_bool = isinstance(value, bool)
     if kind is None or kind is type(None):
         return "" if value is None else _is(value, where, "null")
     if kind is int:
-        fits = isinstance(value, int | np.integer) and not is_bool
+        fits = isinstance(value, Integral) and not is_bool
     elif kind is float:
-        fits = isinstance(value, int | float | np.number) and not is_bool
+        fits = isinstance(value, Real) and not is_bool
     elif isinstance(kind, type) and (kind in (str, bool, Path) or is_dataclass(kind)):
         fits = isinstance(value, kind)
     else:

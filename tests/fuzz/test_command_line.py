@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.flags import policy_parameters
 from shoal.cli.main import main
-from shoal.cli.options import option_of, policy_parameters
 from shoal.planning.policies import POLICIES
+from shoal.runs.options import option_of
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 COUNT, SEED = int(os.environ.get("COMMANDS", "1000")), int(os.environ.get("COMMANDS_SEED", "0"))

@@ -11,9 +11,8 @@ from jax import lax
 
 import shoal
 from shoal import THE_REST, Fragment, Lockstep, Wire
-from shoal.cli.main import make_parser
-from shoal.cli.options import chosen_distribution, with_settings
 from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
+from shoal.runs.making import make_distribution, with_settings
 from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     BOTH_TWICE,
@@ -78,10 +77,8 @@ def test_an_unknown_environment_suggests_the_nearest_valid_one():
 
 
 def test_an_unknown_distribution_policy_suggests_the_nearest_valid_one():
-    words = ["plan", "ppo", "CartPole-v1", "--distribute", "single-lerner-coarse"]
-
     def do():
-        return chosen_distribution(make_parser().parse_args(words))
+        return make_distribution("single-lerner-coarse", {})
 
     check_error(UnknownNameError, do, "`single-lerner-coarse`", "mean `single-learner-coarse`?")
 

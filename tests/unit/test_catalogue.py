@@ -7,10 +7,9 @@ import pytest
 
 from shoal.algorithms import ALGORITHMS, PPO, PRESETS
 from shoal.cli.main import main
-from shoal.cli.options import with_settings
 from shoal.envs.spaces import ACTIONS, Box, Discrete, Groups, MultiDiscrete
 from shoal.errors import SettingError
-from shoal.runs.training import check_actions
+from shoal.runs.making import check_actions, with_settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,6 @@ from shoal.errors import CheckpointError, SettingError
 from shoal.planning.policies import POLICIES
 from shoal.runs.checkpoints import (
     Checkpoints,
-    Pace,
-    pace,
     read,
     read_best,
     read_newest,
@@ -26,8 +24,9 @@ from shoal.runs.checkpoints import (
     write,
 )
 from shoal.runs.folder import Lines, cut_rows
+from shoal.runs.making import check_actions
+from shoal.runs.pace import Pace, pace
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
-from shoal.runs.training import check_actions
 from shoal.runs.trust import make as make_again
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot

@@ -13,7 +13,8 @@ from shoal.envs import Groups, make
 from shoal.envs.environment import key_rows
 from shoal.envs.jaxmarl import names
 from shoal.errors import SettingError, UnknownNameError
-from shoal.runs.training import make_job
+from shoal.runs.making import make_job
+from shoal.runs.options import TrainOptions
 
 SPREAD, TAG, SMAX = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:MPE_simple_tag_v3", "jaxmarl:SMAX"
 BATTLE = "jaxmarl:HeuristicEnemySMAX"
@@ -143,4 +144,4 @@ def test_settings_that_do_not_exist_are_rejected(name, settings, says):
 
 def test_ppo_is_rejected_where_agents_differ():
     with pytest.raises(SettingError, match=r"PPO can't act in jaxmarl:MPE_simple_tag_v3"):
-        make_job(PPO(), TAG, {})
+        make_job(TrainOptions(PPO(), TAG))

@@ -8,7 +8,7 @@ import shoal
 from laws.cases import FOUR, ONE, graph_of
 from shoal.algorithms import PRESETS
 from shoal.planning.policies import POLICIES
-from shoal.runs.training import with_total_ticks
+from shoal.runs.making import with_total_ticks
 from shoal.runtime.debug.verify import difference, verify_plan
 
 pytest.importorskip("gymnax")

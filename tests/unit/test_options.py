@@ -1,18 +1,16 @@
 """Options of a run have known names and valid values, or raise an error."""
 
 import inspect
-from argparse import Namespace
 
 import pytest
 
 import shoal
 from shoal.algorithms import PRESETS
-from shoal.cli.main import make_parser
-from shoal.cli.options import chosen_loop
+from shoal.cli.main import parse
 from shoal.errors import SettingError, UnknownNameError
 from shoal.runs.folder import check_name
+from shoal.runs.making import make_distribution, make_job
 from shoal.runs.options import ResumeOptions, TrainOptions
-from shoal.runs.training import check_distribution, make_job
 from shoal.shapes import misfit
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
@@ -23,7 +21,8 @@ from unit.toy_loop import TWO_CPUS, Toy, plain
     [
         ("tick", "Did you mean `ticks`"),
         ("n_envs", "Did you mean `envs`"),
-        ("total_timesteps", "Did you mean `ticks`"),
+        ("num_updates", "Did you mean `ticks`"),
+        ("total_timesteps", "Did you mean"),
         ("learning_rate", "a setting of algorithms"),
         ("lr", "PPO(learning_rate=...)"),
         ("clip_coef", "PPO(clip_eps=...)"),
@@ -89,20 +88,21 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
 )
 def test_help_lists_every_keyword(do, options):
     listed = inspect.signature(do).parameters
-    assert set(options.__annotations__) <= set(listed)
+    assert list(listed) == list(inspect.signature(options).parameters)
     assert not any(p.kind == p.VAR_KEYWORD for p in listed.values())
 
 
 def test_a_distribution_policy_can_be_given_by_name():
-    assert check_distribution("impala") == shoal.impala()
-    assert check_distribution("single-learner-coarse") == shoal.single_learner_coarse()
-    assert check_distribution(None) is None
+    assert make_distribution("impala", {}) == shoal.impala()
+    assert make_distribution("single-learner-coarse", {}) == shoal.single_learner_coarse()
+    assert make_distribution("impala", {"actors": 3}) == shoal.impala(3)
+    assert make_distribution(None, {}) is None
     with pytest.raises(UnknownNameError, match="Did you mean `impala`"):
-        check_distribution("impalla")
+        make_distribution("impalla", {})
     with pytest.raises(SettingError, match=r"called: shoal\.impala\(\)"):
-        check_distribution(shoal.impala)
+        make_distribution(shoal.impala, {})
     with pytest.raises(SettingError, match="is no distribution policy"):
-        check_distribution(7)
+        make_distribution(7, {})
 
 
 def test_a_gymnasium_object_is_rejected_with_its_name():
@@ -129,10 +129,7 @@ def test_a_schedule_has_the_length_of_the_run(algorithm, env, ticks, settings):
     preset = PRESETS[algorithm][env]
     if not hasattr(preset.algorithm, "anneal_lr") and "anneal_lr=false" in settings:
         pytest.skip("it has no schedule")
-    options = make_parser().parse_args(["train", algorithm, env, *settings])
-    options.ticks = ticks
-    known = Namespace(**vars(options))
-    job = make_job(*chosen_loop(known), {"ticks": known.ticks, "envs": known.envs})
+    job = make_job(parse(["train", algorithm, env, *settings]).options, ticks=ticks)
     assert job.ticks == ticks or (ticks is None and job.ticks == preset.ticks)
     anneals = getattr(preset.algorithm, "anneal_lr", False) and "anneal_lr=false" not in settings
     assert job.anneals == anneals

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 import pytest
 
 from shoal.algorithms import ALGORITHMS, PRESETS
-from shoal.cli.options import with_settings
 from shoal.errors import SettingError
 from shoal.rl.ranges import RANGES, SYNONYMS, Count, Number, Optional, Pair, Several
+from shoal.runs.making import with_settings
 
 NUMERIC = (int, float, "int", "float", "float | None")
 

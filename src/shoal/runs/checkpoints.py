@@ -15,7 +15,6 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.errors import CheckpointError, SettingError, first_line
+from shoal.errors import CheckpointError, first_line
 from shoal.runs.disk import FullError, check_room, muted, size_of, why_full
 from shoal.runtime.execution.compiled_executor import raw, wrapped
 from shoal.runtime.execution.snapshot import Snapshot
@@ -41,7 +40,6 @@ FORM = 1
 WRITING = ".writing"
 OVERHEAD = 100_000  # bytes that a checkpoint takes besides its arrays, at most about
 DAMAGED = ".damaged"
-LONGEST_S = 1e9  # that may lie between two checkpoints
 # Types that arrays of a state can have; a checkpoint that names another is damaged.
 DTYPES = frozenset(
     [
@@ -116,31 +114,6 @@ class Saved(NamedTuple):
     snapshot: Snapshot
     record: CheckpointFile
     folder: Path
-
-
-@dataclass(frozen=True)
-class Pace:
-    """An interval in ticks or seconds; neither: only when a run ends."""
-
-    ticks: int = 0
-    seconds: float = 0.0
-
-
-def pace(text: str | int) -> Pace:
-    """`100` or "100" (ticks), "60s" (seconds), or "end" (only when the run ends)."""
-    said = str(text).strip()
-    try:
-        if said == "end":
-            return Pace()
-        found = Pace(seconds=float(said[:-1])) if said.endswith("s") else Pace(int(said))
-        if 0 < max(found.ticks, found.seconds) <= LONGEST_S:
-            return found
-    except ValueError:
-        pass
-    raise SettingError(
-        f"checkpoints can't be written every `{said}`",
-        'Say a number of ticks (100), of seconds (60s), or "end".',
-    )
 
 
 class Checkpoints:

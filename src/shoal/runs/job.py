@@ -24,8 +24,10 @@ from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.roles import environment_stages
-from shoal.runs.checkpoints import Checkpoints, Pace, pace, ticks_in
+from shoal.runs.checkpoints import Checkpoints, ticks_in
 from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
+from shoal.runs.options import RunOptions
+from shoal.runs.pace import Pace, pace
 from shoal.runs.progress import MEASURED, Progress
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import (
@@ -49,7 +51,7 @@ from shoal.runtime.run import BACKENDS, Result, RunCallbacks
 from shoal.signals import owned
 
 if TYPE_CHECKING:
-    from shoal.runs.training import Job
+    from shoal.runs.making import Job
 
 OF_ENVIRONMENTS = ("env_states", "obs")  # observations may be NaN where environments allow it
 RESTARTS = 3  # on a cluster, where failures are common; of replacements, on all backends
@@ -76,25 +78,44 @@ class StartPoint:
     progress: Mapping[str, Any]
 
 
-def describe(job: Job, drawn: Plan, how: Mapping[str, Any]) -> RunFile:
-    """The content of `run.json`; of objects without a recipe, only the type's name."""
-    every, keep = how.get("checkpoint_every", EVERY), how.get("keep", KEEP)
+@dataclass(frozen=True)
+class Run:
+    """A run that is to be made: what is trained, how, where it is written, and from which state."""
+
+    job: Job
+    plan: Plan
+    folder: Path
+    record: RunFile
+    start: StartPoint
+
+
+def describe(job: Job, drawn: Plan, before: Mapping[str, Any], options: RunOptions) -> RunFile:
+    """The content of `run.json`; what no option says is as `before`, or by default.
+
+    Of objects without a recipe, it has only the type's name.
+    """
+    backend = before["backend"]
+
+    def chosen(name: str, default: Any) -> Any:
+        value = getattr(options, name)
+        return before.get(name, default) if value is None else value
+
+    replaces = before.get("replaces", RESTARTS) if options.restarts is None else options.restarts
     return {
         "form": FORM, "shoal": __version__, "jax": jax.__version__,
-        "algorithm": _recipe(job.algorithm, how.get("algorithm_from")),
-        "env": _recipe(job.env, how.get("env_from")),
-        "distribution": _recipe(drawn.distribution, None),
-        "backend": how.get("backend", "threads"), "envs": job.envs, "ticks": job.ticks,
-        "seed": how.get("seed", 0), "checkpoint_every": every, "keep": keep,
-        "restarts": how.get("restarts", BACKENDS[how.get("backend", "threads")].restarts),
-        "replaces": how.get("replaces", how.get("restarts", RESTARTS)),
-        "step_timeout": how.get("step_timeout"),
+        "algorithm": _recipe(job.algorithm, job.algorithm_from),
+        "env": _recipe(job.env, job.env_from),
+        "distribution": _recipe(drawn.distribution, ""),
+        "backend": backend, "envs": job.envs, "ticks": job.ticks, "seed": before["seed"],
+        "checkpoint_every": chosen("checkpoint_every", EVERY), "keep": chosen("keep", KEEP),
+        "restarts": chosen("restarts", BACKENDS[backend].restarts), "replaces": replaces,
+        "step_timeout": chosen("step_timeout", None),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
-        "extended": how.get("extended", []),
+        "extended": before.get("extended", []),
     }  # fmt: skip
 
 
-def _recipe(thing: Any, source: str | None) -> Any:
+def _recipe(thing: Any, source: str) -> Any:
     found = recipe_of(thing)
     if found is NOT_PLAIN and source:
         file, _, name = source.rpartition(":")
@@ -102,15 +123,14 @@ def _recipe(thing: Any, source: str | None) -> Any:
     return {"unknown": type(thing).__name__} if found is NOT_PLAIN else found
 
 
-def run_job(
-    job: Job, drawn: Plan, folder: Path, how: Mapping[str, Any], since: StartPoint
-) -> Trained:
-    """Run `drawn` in its folder until the job's ticks are done, interrupted, or it fails."""
-    record = describe(job, drawn, how)
+def run_job(run: Run, options: RunOptions) -> Trained:
+    """Run a plan in its folder until the job's ticks are done, interrupted, or it fails."""
+    job, drawn, folder, record, since = run.job, run.plan, run.folder, run.record, run.start
     steps = steps_a_tick(drawn)
     (folder / "plan.txt").write_text(f"{drawn}\n", encoding="utf-8")
     write_whole(folder / "plan.json", as_json(with_sources(drawn.to_json())).encode())
-    how.get("announce", lambda text: None)(str(drawn))
+    if options.announce is not None:
+        options.announce(str(drawn))
     summary: dict[str, Any] = {
         "algorithm": job.title, "env": job.env_name, "distribution_policy": drawn.distribution.name,
         "backend": record["backend"], "seed": record["seed"], "envs": job.envs,
@@ -126,8 +146,8 @@ def run_job(
         if any(code_in(named := recipes_of(record))):
             remember(folder / "run.json", named)
         log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
-        shown = how.get("progress", False)
-        progress = stack.enter_context(Progress(job.ticks, steps, shown=shown))
+        progress = Progress(job.ticks, steps, shown=bool(options.progress))
+        stack.enter_context(progress)
 
         def say(line: str) -> None:
             log.add(line)

@@ -16,7 +16,7 @@ from shoal.envs.environment import clip
 from shoal.envs.spaces import Box, Discrete, Groups, MultiDiscrete, leaves
 from shoal.errors import CheckpointError, SettingError
 from shoal.runs.checkpoints import Saved, read, read_best, read_newest, restored
-from shoal.runs.resuming import made_job, open_run
+from shoal.runs.resuming import Given, made_job, open_run
 from shoal.tracing.trace import Origin
 
 WHICH = ("newest", "best")
@@ -41,7 +41,7 @@ def load(
     is_one = (run / "metadata.json").exists()
     folder = run.resolve().parent.parent if is_one else run
     record, trusted = open_run(folder, trust=trust)
-    job = made_job(folder, record, {"algorithm": algorithm, "env": env}, trusted=trusted)
+    job = made_job(folder, record, Given(algorithm, env), trusted=trusted)
     saved = read(run) if is_one else _saved(folder, which)
     spec = Origin(job.algorithm, job.env).spec(job.envs)
     values = restored(saved, spec, job.title).values

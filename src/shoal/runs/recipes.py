@@ -132,14 +132,24 @@ def load_file(path: Path) -> ModuleType:
     """A Python file as a module, which can import files beside it."""
     if not path.is_file():
         raise SettingError(f"there is no file {path}", "Give the path of a Python file.")
+    version, known = _version(path), sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__shoal_version__", None) == version:
+        return known
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
     spec.loader.exec_module(module)
+    module.__shoal_version__ = version
     return module
+
+
+def _version(path: Path) -> tuple[str, int, int]:
+    """What changes when a file does: one that is as it was needn't be loaded again."""
+    found = path.stat()
+    return str(path.resolve()), found.st_mtime_ns, found.st_size
 
 
 def _of_sequence(things: list[Any] | tuple[Any, ...]) -> Any:

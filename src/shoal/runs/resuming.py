@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 
@@ -15,7 +15,6 @@ from shoal import __version__
 from shoal.algorithms.evaluated import Evaluated
 from shoal.errors import SettingError, printable
 from shoal.planning.plan import Plan
-from shoal.planning.policy import DistributionPolicy
 from shoal.runs.checkpoints import Saved, read_newest, restored, set_aside, ticks_in
 from shoal.runs.folder import (
     Extension,
@@ -26,60 +25,64 @@ from shoal.runs.folder import (
     locked,
     read_run,
 )
-from shoal.runs.job import RESTARTS, StartPoint, Trained, run_job, with_new_episodes
-from shoal.runs.options import ResumeOptions, with_options
-from shoal.runs.training import (
-    Job,
-    beside_evaluation,
-    check_distribution,
-    cluster_of,
-    ensure_devices,
-    plan,
-    with_total_ticks,
-)
+from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, with_new_episodes
+from shoal.runs.making import Job, check_distribution, make_distribution
+from shoal.runs.options import ResumeOptions, takes
+from shoal.runs.training import beside_evaluation, cluster_of, draw, lasting_steps
 from shoal.runs.trust import TYPES, is_remembered, make, recipes_of
 from shoal.runtime.run import check_backend, check_step_timeout, fresh_start
-from shoal.tracing.frozen import check_not_frozen
-from shoal.tracing.trace import trace
 
 Announce = Callable[[str], None]
 
 
-@with_options(ResumeOptions)
-def resume(
-    folder: str | Path,
-    distribute: DistributionPolicy | str | None = None,
-    **how: Unpack[ResumeOptions],
-) -> Trained:
-    """Resume the run in `folder` until it has made `ticks` ticks in all.
+@takes(ResumeOptions)
+def resume(options: ResumeOptions) -> Trained:
+    """Resume the run in `folder` until it has made `ticks` ticks, or `steps` steps, in all.
 
     A run whose plan is in lockstep continues to the bit. Under another distribution policy, replica
     count or backend it continues with the same state. `algorithm` and `env` are needed only where
     they were objects that JSON can't describe. A folder that names code of others is refused,
     unless you made the run yourself on this machine, or say `trust=True`.
     """
-    folder = Path(folder)
-    record, trusted = open_run(folder, trust=how.get("trust", False))
+    return resumed(options)
+
+
+def resumed(options: ResumeOptions) -> Trained:
+    """As `resume`, of options that are an object."""
+    folder = Path(options.folder)
+    record, trusted = open_run(folder, trust=options.trust)
     with locked(folder):
         check_writable(folder)
-        announce = how.get("announce", lambda text: None)
-        job = made_job(folder, record, how, trusted=trusted)
-        backend = check_backend(how.get("backend", record["backend"]))
-        made = partial(_made, folder, record, "distribution", trusted=trusted)
-        distribution = check_distribution(distribute) or check_distribution(made())
+        announce = options.announce or (lambda text: None)
+        given = Given(options.algorithm, options.env, options.ticks)
+        job = made_job(folder, record, given, trusted=trusted)
+        backend = check_backend(options.backend or record["backend"])
+        distribution = make_distribution(options.distribute, options.distribute_settings)
+        if distribution is None:
+            distribution = check_distribution(
+                _made(folder, record, "distribution", trusted=trusted)
+            )
         assert distribution is not None
-        distribution = beside_evaluation(job, distribution)
-        ensure_devices(distribution)
-        graph = trace(job.algorithm, job.env, envs=job.envs)
-        check_not_frozen(graph.origin, job.envs)
-        drawn = plan(graph, distribution, cluster_of({**how, "backend": backend}))
-        given: dict[str, Any] = {**_settings(record, how), "backend": backend}
-        check_step_timeout(drawn, backend, given["step_timeout"])
+        cluster = cluster_of(options, backend)
+        drawn = draw(job, beside_evaluation(job, distribution), cluster)
+        if options.steps:
+            job, drawn = lasting_steps(job, drawn, options.steps, cluster)
         _compare_versions(record, announce)
         since = _since(folder, job, drawn, record["seed"], announce)
-        tick = since.progress.get("tick", 0)
-        given["extended"] = _extended(job, record, tick, announce)
-        return run_job(job, drawn, folder, given, since)
+        extended = _extended(job, record, since.progress.get("tick", 0), announce)
+        before = {**record, "backend": backend, "extended": extended}
+        described = describe(job, drawn, before, options)
+        check_step_timeout(drawn, backend, described.get("step_timeout"))
+        return run_job(Run(job, drawn, folder, described, since), options)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is given again of a run that is opened; None where its record says it."""
+
+    algorithm: Any = None
+    env: Any = None
+    ticks: int | None = None
 
 
 def open_run(folder: Path, *, trust: bool) -> tuple[RunFile, bool]:
@@ -88,17 +91,6 @@ def open_run(folder: Path, *, trust: bool) -> tuple[RunFile, bool]:
     if not trust:
         check_plain(folder)
     return record, trust or is_remembered(folder / "run.json", recipes_of(record))
-
-
-def _settings(record: RunFile, how: ResumeOptions) -> dict[str, Any]:
-    """The options of the resumed run: those given, else those of the record."""
-    kept = ("checkpoint_every", "keep", "seed", "restarts")
-    settings = {name: how.get(name, record.get(name, 0)) for name in kept}
-    sources = {f"{name}_from": _source(record[name]) for name in ("algorithm", "env")}
-    settings["step_timeout"] = how.get("step_timeout", record.get("step_timeout"))
-    if "restarts" not in how:
-        settings["replaces"] = record.get("replaces", RESTARTS)
-    return {**how, **settings, **sources}
 
 
 def _compare_versions(record: RunFile, announce: Announce) -> None:
@@ -126,18 +118,19 @@ def _extended(job: Job, record: RunFile, tick: int, announce: Announce) -> list[
     return [*known, {"tick": tick, "from_ticks": before, "to_ticks": job.ticks}]
 
 
-def made_job(folder: Path, record: RunFile, how: Mapping[str, Any], *, trusted: bool) -> Job:
+def made_job(folder: Path, record: RunFile, given: Given, *, trusted: bool) -> Job:
     """The job of a run, made again from its record."""
-    algorithm, wanted = how.get("algorithm"), _name_of(record["algorithm"])
+    algorithm, wanted = given.algorithm, _name_of(record["algorithm"])
     if algorithm is None:
         algorithm = _made(folder, record, "algorithm", trusted=trusted)
     elif wanted == Evaluated.__name__ and not isinstance(algorithm, Evaluated):
         # An algorithm that is given again is evaluated as it was.
         algorithm = _evaluated(folder, record, algorithm)
-    env = how.get("env")
+    env = given.env
     env = _made(folder, record, "env", trusted=trusted) if env is None else env
-    ticks = how.get("ticks") or record["ticks"]
-    job = Job(with_total_ticks(algorithm, ticks), env, record["envs"], ticks)
+    sources = (_source(record[name]) for name in ("algorithm", "env"))
+    job = Job(algorithm, env, record["envs"], record["ticks"], *sources)
+    job = job.lasting(given.ticks or record["ticks"])
     own = type(algorithm).__name__
     if own != (wanted or own):
         raise SettingError(
@@ -191,11 +184,11 @@ def _made(folder: Path, record: RunFile, what: str, *, trusted: bool) -> Any:
             return make(recipe, f"`{what}` of {folder}/run.json", trusted=trusted)
 
 
-def _source(recipe: Any) -> str | None:
+def _source(recipe: Any) -> str:
     match recipe:
         case {"from": file, "name": name}:
             return f"{file}:{name}"
-    return None
+    return ""
 
 
 def _since(folder: Path, job: Job, drawn: Plan, seed: int, announce: Announce) -> StartPoint:

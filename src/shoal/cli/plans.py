@@ -1,0 +1,208 @@
+"""Commands about loops and plans: graph, plan, verify, record, replay, run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from shoal.compile_cache import use_compile_cache
+from shoal.envs.registry import FAMILIES
+from shoal.errors import SettingError, ShoalError, printable
+from shoal.pages import graph_page, plan_page
+from shoal.planning.plan import Plan
+from shoal.runs.making import FILE, Job, default_distribution, make_distribution, make_job
+from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
+from shoal.runs.records import scalars
+from shoal.runs.saved_plans import load_plan, save_plan
+from shoal.runs.training import draw, verified
+from shoal.runs.trust import code_of_env, is_remembered, quoted, remember, untrusted
+from shoal.runtime.debug.record import Recording, read_tape
+from shoal.runtime.debug.record import record as recorded
+from shoal.runtime.debug.record import replay as replayed
+from shoal.runtime.execution.executors import kernel_parts
+from shoal.runtime.execution.metrics import lag_name
+from shoal.runtime.run import fresh_start
+from shoal.runtime.run import run as run_plan
+from shoal.shapes import Count, Seed
+from shoal.tracing.trace import trace
+
+Json = dict[str, Any]
+OUTPUT = "Output"
+OUT = Doc("write a .txt, .json or .html file instead", OUTPUT, "FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(LoopOptions):
+    """The options of `shoal graph`."""
+
+    out: Annotated[Path | None, OUT] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(LoopOptions):
+    """The options of `shoal plan`."""
+
+    out: Annotated[Path | None, OUT] = None
+    save: Annotated[Path | None, Doc("also write a file for shoal run", OUTPUT, "FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(LoopOptions):
+    """The options of `shoal record`."""
+
+    edge: Annotated[str, Doc('such as "actor>learner"; see shoal plan', OUTPUT, "EDGE")]
+    out: Annotated[Path, Doc("the recording", OUTPUT, "FILE", "edge.tape")] = Path("edge.tape")
+    ticks: Annotated[Count, Doc("turns of the training loop", LENGTH, "N", "3")] = 3
+    seed: Annotated[Seed, Doc("of all random numbers", LOOP, "N", "0")] = 0
+    words: Annotated[tuple[str, ...], Doc()] = ()  # of the command
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The options of `shoal replay`."""
+
+    file: Annotated[Path, Doc("made by shoal record")]
+    trust: Annotated[bool, Doc("run code that the file names and that isn't Shoal's own")] = False
+
+
+@dataclass(frozen=True)
+class SavedOptions:
+    """The options of `shoal run`."""
+
+    file: Annotated[Path, Doc("made by shoal plan --save")]
+    _: KW_ONLY
+    ticks: Annotated[Count, Doc("turns of the training loop", LENGTH, "N")]
+    seed: Annotated[Seed, Doc("of all random numbers", LOOP, "N", "0")] = 0
+    backend: Annotated[str, Doc("inline, threads, processes or ray", PLACE, "NAME", "threads")] = (
+        "threads"
+    )
+
+
+def graph(options: GraphOptions) -> int:
+    """Print the graph that a loop is traced to."""
+    job = make_job(options)
+    found = trace(job.algorithm, job.env, envs=job.envs)
+    return _show(options.out, str(found), found.to_json(), graph_page)
+
+
+def plan(options: PlanOptions) -> int:
+    """Print how a loop would run."""
+    drawn, _ = _drawn(options)
+    if options.save is not None:
+        save_plan(drawn, options.save)
+    text = "\n".join([str(drawn), *map(str, kernel_parts(drawn))])
+    return _show(options.out, text, drawn.to_json(), plan_page)
+
+
+def verify(options: VerifyOptions) -> int:
+    """Print whether a plan gives the fused program's numbers."""
+    found = verified(options)
+    print(found)
+    return 0 if found.holds else 1
+
+
+def record(options: RecordOptions) -> int:
+    """Write what one fragment takes from another to a file."""
+    drawn, job = _drawn(options, options.ticks)
+    state = drawn.graph.origin.start(options.seed, job.envs)
+    recording = Recording(options.edge, job.ticks, options.words)
+    count = recorded(drawn, recording, options.out, state)
+    if any(code_in_options(options)):
+        remember(options.out, list(recording.words))
+    print(f"{count} messages in {options.out}; run shoal replay {options.out}")
+    return 0
+
+
+def replay(options: ReplayOptions) -> int:
+    """Run the fragment that reads a recorded edge alone."""
+    about = read_tape(options.file)
+    again = _recorded_options(options.file, about["words"])
+    found = tuple(code_in_options(again))
+    if found and not options.trust and not is_remembered(options.file, about["words"]):
+        raise untrusted(str(options.file), found)
+    drawn, _ = _drawn(again, again.ticks)
+    print(f"{printable(about['reader'])} alone, {about['ticks']} ticks")
+    for tick, metrics in replayed(drawn, options.file):
+        shown = (
+            f"{name} {value:g}"
+            for name, value in scalars(metrics, lag_name(drawn.graph)).items()
+            if value is not None  # no episode ended
+        )
+        print(f"tick {tick}: {', '.join(shown)}")
+    return 0
+
+
+def run(options: SavedOptions) -> int:
+    """Run a saved plan; the metrics of each tick are a line of JSON."""
+    use_compile_cache()
+    drawn = load_plan(options.file)
+
+    def show(tick: int, metrics: Json) -> None:
+        print(json.dumps({"tick": tick, **scalars(metrics)}), flush=True)
+
+    start = fresh_start(drawn.graph, options.seed)
+    run_plan(drawn, options.backend, ticks=options.ticks, state=start, watch=show)
+    return 0
+
+
+def _drawn(options: LoopOptions, ticks: int | None = None) -> tuple[Plan, Job]:
+    """The plan of a loop as the options say it."""
+    job = make_job(options, ticks=ticks)
+    chosen = make_distribution(options.distribute, options.distribute_settings)
+    return draw(job, chosen or default_distribution(job.env)), job
+
+
+def _recorded_options(file: Path, words: list[str]) -> RecordOptions:
+    """The options of the command that made a recording."""
+    from shoal.cli.main import parse
+
+    found = None
+    with suppress(ShoalError):
+        found = parse(words).options
+    if not isinstance(found, RecordOptions):
+        raise SettingError(
+            f"{file} doesn't say by which `shoal record` it was made", "Make one with shoal record."
+        )
+    return found
+
+
+def code_in_options(options: LoopOptions) -> Iterator[str]:
+    """The parts of a loop's options that aren't Shoal's own code, each in a few words."""
+    for text in (options.algorithm, options.env, options.distribute):
+        if isinstance(text, str) and FILE in text:
+            yield quoted(text)
+    family, _, name = str(options.env or "").partition(":")
+    if family in FAMILIES and FILE not in str(options.env):
+        yield from code_of_env(family, name, dict(options.env_settings))
+
+
+def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) -> int:
+    """Print the text, or write a file of the format that its suffix names."""
+    if out is None:
+        print(text)
+        return 0
+    forms = {
+        ".txt": lambda: text + "\n",
+        ".json": lambda: json.dumps(data, indent=1) + "\n",
+        ".html": lambda: page(data),
+    }
+    if out.suffix not in forms:
+        raise SettingError(f"can't write {out}", f"Let its name end in {', '.join(forms)}.")
+    write_text(out, forms[out.suffix]())
+    print(f"Written to {out}")
+    return 0
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingError(
+            f"can't write {path}: {why}", "Name a file in a folder that is there."
+        ) from error

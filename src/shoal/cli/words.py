@@ -1,0 +1,109 @@
+"""The words of a command line before they are parsed: what decides which flags there are."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SettingError
+
+CONFIG, DEBUG, HELP = "--config", "--debug", ("--help", "-h")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command and its words, with what has to be known before they can be parsed."""
+
+    title: str  # such as "shoal train"
+    rest: tuple[str, ...] = ()  # to be parsed
+    config: dict[str, Any] = field(default_factory=dict)  # what the TOML file says
+    config_file: str = ""
+    algorithm: Any = None
+    env: Any = None
+    distribute: Any = None
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The words of the whole command, without its program."""
+        config = (CONFIG, self.config_file) if self.config_file else ()
+        return (*self.title.split()[1:], *self.rest, *config)
+
+    @property
+    def flags(self) -> set[str]:
+        """The words that are flags, without their values."""
+        return {word.partition("=")[0] for word in self.rest if word.startswith("--")}
+
+    @property
+    def asks_for_help(self) -> bool:
+        """Whether they ask for the help of the command."""
+        return any(word in HELP for word in self.rest)
+
+    @property
+    def is_about_settings(self) -> bool:
+        """Whether they ask for help with an algorithm's settings."""
+        return self.asks_for_help and bool(self.algorithm)
+
+
+def scanned(title: str, words: Sequence[str], switches: Collection[str]) -> Words:
+    """The words of a command, with the loop that they name, or that their TOML file names."""
+    rest, file = _without_config(title, words)
+    config = read_toml(file) if file else {}
+    named, distribute = [*_positional(rest, switches)], _value_of("--distribute", rest)
+    first, second = [*named, None, None][:2]
+    return Words(
+        title, tuple(rest), config, file,
+        first or config.get("algorithm"), second or config.get("env"),
+        distribute or config.get("distribute"),
+    )  # fmt: skip
+
+
+def _without_config(title: str, words: Sequence[str]) -> tuple[list[str], str]:
+    """The words without `--config FILE`, and the file."""
+    rest, file, ahead = [], "", iter(words)
+    for word in ahead:
+        if word == CONFIG:
+            file = next(ahead, "")
+            if not file:
+                raise SettingError(f"{title}: {CONFIG} takes a TOML file", "Name one after it.")
+        elif word.startswith(f"{CONFIG}="):
+            file = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest, file
+
+
+def _positional(words: Sequence[str], switches: Collection[str]) -> Iterator[str]:
+    """The words that are no flags and no values of flags."""
+    is_value = False
+    for word in words:
+        if word.startswith("--"):
+            is_value = "=" not in word and word not in switches and word not in HELP
+        elif is_value:
+            is_value = False
+        elif word not in HELP:
+            yield word
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """The last value that a flag is given; empty without one."""
+    found = ""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        if word == flag:
+            found = after
+        elif word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def read_toml(file: str) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no TOML: {error}"
+        raise SettingError(
+            f"{file} can't be read: {why}", f"{CONFIG} takes a TOML file with lines as ticks = 100."
+        ) from None

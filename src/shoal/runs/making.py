@@ -1,0 +1,365 @@
+"""What a user names, as objects: algorithms, environments and distribution policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal import envs as environments
+from shoal.algorithms import ALGORITHMS, PRESETS, Preset
+from shoal.algorithms.evaluated import Evaluated
+from shoal.errors import SettingError, ShoalError, UnknownNameError
+from shoal.planning.policies import POLICIES, fused, single_learner_coarse
+from shoal.planning.policy import DistributionPolicy
+from shoal.rl.ranges import SYNONYMS
+from shoal.runs.options import LoopOptions, option_of, shown
+from shoal.runs.recipes import load_file
+
+NONE = "none"  # the environment of a loop that has none
+USUAL_ENVS, USUAL_TICKS = 16, 100
+FILE = ".py:"  # what the name of an object in a file has
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, with names turned into objects and presets filled in."""
+
+    algorithm: Any
+    env: Any
+    envs: int
+    ticks: int
+    algorithm_from: str = ""  # "file.py:name", where it comes from a file
+    env_from: str = ""
+
+    @property
+    def trained(self) -> Any:
+        """The algorithm itself, without the wrapper that evaluates it."""
+        is_wrapped = isinstance(self.algorithm, Evaluated)
+        return self.algorithm.algorithm if is_wrapped else self.algorithm
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name in lower case."""
+        return type(self.trained).__name__.lower()
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the learning rate falls to 0 with the run's last tick."""
+        return bool(getattr(self.trained, "anneal_lr", False))
+
+    @property
+    def learning_rate(self) -> dict[str, Any]:
+        """The learning rate at the first tick, and after the last; empty where it isn't known."""
+        rate = getattr(self.trained, "learning_rate", None)
+        if not isinstance(rate, float | int):
+            return {}
+        if self.anneals:
+            return {"initial": rate, "final": 0.0, "total_ticks": self.ticks}
+        return {"initial": rate, "final": rate}
+
+    @property
+    def name(self) -> str:
+        """The title of its runs."""
+        return self.title if self.env is None else f"{self.title}-{self.env_name}"
+
+    @property
+    def env_name(self) -> str:
+        """The environment's name."""
+        own = "none" if self.env is None else type(self.env).__name__
+        return str(getattr(self.env, "name", "") or own)
+
+    def lasting(self, ticks: int) -> Job:
+        """The same job with another number of ticks."""
+        return replace(self, algorithm=with_total_ticks(self.algorithm, ticks), ticks=ticks)
+
+
+def make_job(loop: LoopOptions, *, ticks: int | None = None, evaluate: int = 0) -> Job:
+    """Turn names into objects; a preset gives the settings, environments and ticks not given."""
+    preset = find_preset(loop.algorithm, loop.env)
+    algorithm = make_algorithm(loop.algorithm, loop.settings, preset)
+    env = make_env(loop.env, loop.env_settings)
+    check_needed(algorithm, env, evaluate=evaluate)
+    if env is not None:
+        check_env(algorithm, env)
+    check_actions(algorithm, env)
+    ticks = ticks or (preset.ticks if preset else USUAL_TICKS)
+    algorithm = with_total_ticks(check_total_ticks(algorithm, ticks), ticks)
+    if evaluate:
+        algorithm = Evaluated(algorithm, every=evaluate)
+    own = getattr(algorithm, "envs", None) if env is None else None
+    usual = preset.envs if preset else own if isinstance(own, int) else USUAL_ENVS
+    sources = (_source(loop.algorithm), _source(loop.env))
+    return Job(algorithm, env, loop.envs or usual, ticks, *sources)
+
+
+def _source(named: Any) -> str:
+    return named if isinstance(named, str) and FILE in named else ""
+
+
+def find_preset(algorithm: Any, env: Any) -> Preset | None:
+    """Settings known to learn, if there are any for this pair of names."""
+    if not isinstance(algorithm, str):
+        return None
+    full = env if isinstance(env, str) else str(getattr(env, "name", ""))
+    return PRESETS.get(algorithm, {}).get(full.rpartition(":")[2])
+
+
+# Algorithms
+
+
+def make_algorithm(named: Any, settings: Mapping[str, Any], preset: Preset | None = None) -> Any:
+    """The algorithm that is named, or given, with these settings."""
+    if not isinstance(named, str):
+        return with_settings(named, settings)
+    if FILE in named:
+        return with_settings(_made(load(named)), settings)
+    if named not in ALGORITHMS:
+        raise UnknownNameError("algorithm", named, ALGORITHMS)
+    return with_settings(preset.algorithm if preset else ALGORITHMS[named](), settings)
+
+
+def with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Any:
+    """The algorithm with some settings changed; each must exist and keep its kind."""
+    if not settings:
+        return algorithm
+    title = type(algorithm).__name__
+    if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
+        raise SettingError(f"{title} is no dataclass, so it has no settings", "Leave out --set.")
+    known = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    for name, value in settings.items():
+        if name not in known:
+            raise _unknown_setting(algorithm, name, known)
+        if not _fits(value, known[name]):
+            kind = type(known[name]).__name__
+            raise SettingError(f"{title}.{name} is a {kind}, not {value!r}", f"Give a {kind}.")
+    return replace(algorithm, **settings)
+
+
+def _unknown_setting(algorithm: Any, name: str, known: Mapping[str, Any]) -> ShoalError:
+    """The error for a setting under another name, of another algorithm, or of none."""
+    title = type(algorithm).__name__
+    if (right := SYNONYMS.get(name)) in known:
+        return SettingError(
+            f"{title} has no setting `{name}`", f"Did you mean `{right}`? Use --set {right}=VALUE."
+        )
+    others = [n for n, kind in ALGORITHMS.items() if name in _field_names(kind)]
+    if not others:
+        return UnknownNameError(f"setting of {title}", name, known)
+    why = ": it keeps no state between steps" if name == "memory" else ""
+    return SettingError(
+        f"{title} has no setting `{name}`{why}",
+        f"Use an algorithm that has it: {', '.join(others)}; or one of its own settings: "
+        f"{', '.join(sorted(known))}.",
+    )
+
+
+def _field_names(kind: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
+
+
+def _fits(value: Any, present: Any) -> bool:
+    if present is None or value is None:
+        return value is None or isinstance(value, int | float)
+    if isinstance(present, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(present, bool)
+    wanted = (int, float) if isinstance(present, float) else type(present)
+    return isinstance(value, wanted)
+
+
+def check_total_ticks(algorithm: Any, ticks: int) -> Any:
+    """`algorithm`, unless it anneals over another length than that of the run."""
+    said = getattr(algorithm, "total_ticks", None)
+    if said and said != ticks and getattr(algorithm, "anneal_lr", True):
+        raise SettingError(
+            f"total_ticks={said} of {type(algorithm).__name__}, and the run has {ticks} ticks",
+            "Leave total_ticks out: it is the length of the run, which fills it in.",
+        )
+    return algorithm
+
+
+def with_total_ticks(algorithm: Any, ticks: int) -> Any:
+    """`algorithm` with the length of the run, if its schedules need it."""
+    if isinstance(algorithm, Evaluated):
+        return replace(algorithm, algorithm=with_total_ticks(algorithm.algorithm, ticks))
+    is_plain = dataclasses.is_dataclass(algorithm) and not isinstance(algorithm, type)
+    if not is_plain or "total_ticks" not in _field_names(algorithm):
+        return algorithm
+    known: Any = algorithm
+    return replace(known, total_ticks=ticks)
+
+
+# Environments
+
+
+def make_env(named: Any, settings: Mapping[str, Any]) -> Any:
+    """The environment that is named, or given; None for a loop that has none."""
+    if named is None or (isinstance(named, str) and named == NONE):
+        if settings:
+            raise SettingError(
+                f"--env-set {next(iter(settings))} is about an environment, and none is named",
+                "Name one after the algorithm, or leave it out.",
+            )
+        return None
+    if isinstance(named, str):
+        is_file = FILE in named
+        return _made_env(named, settings) if is_file else environments.make(named, **settings)
+    if settings:
+        raise SettingError(
+            f"the environment is an object, which takes no setting {next(iter(settings))}",
+            "Make it with its settings, or give its name.",
+        )
+    return named
+
+
+def _made_env(text: str, settings: Mapping[str, Any]) -> Any:
+    """The environment that `file.py:name` names or makes, with these settings."""
+    found = load(text)
+    if not settings:
+        return _made(found)
+    if not callable(found):
+        raise SettingError(
+            f"{text} is an object, which takes no --env-set {next(iter(settings))}=...",
+            "Name a function or class that makes it.",
+        )
+    try:
+        inspect.signature(found).bind(**settings)
+    except TypeError as error:
+        raise SettingError(
+            f"{text} can't be called with --env-set {', '.join(settings)}: {error}",
+            f"It takes: {inspect.signature(found)}.",
+        ) from error
+    return found(**settings)
+
+
+def check_env(algorithm: Any, env: Any) -> Any:
+    """`env`, unless it is an object of Gymnasium's or what an algorithm of Shoal's can't step."""
+    kinds = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
+    title = type(env).__name__
+    if found := {"gymnasium", "gym"} & set(kinds):
+        spec = getattr(getattr(env, "spec", None), "id", "") or "CartPole-v1"
+        raise SettingError(
+            f"the environment is a {title}, an object of {found.pop()}, and Shoal makes one for "
+            "each row of each worker itself",
+            f'Name it: "gymnasium:{spec}". Your own: register it in a module of yours, and name it '
+            '"gymnasium:my_module:MyEnv-v0".',
+        )
+    acts = getattr(algorithm, "actions", None) is not None
+    if acts and not all(hasattr(env, name) for name in ("reset", "step", "action_space")):
+        raise SettingError(
+            f"the environment is a {title}, which has no reset, step and action_space",
+            'Name one, such as "CartPole-v1", or give a shoal.envs.Environment.',
+        )
+    return env
+
+
+def check_needed(algorithm: Any, env: Any, *, evaluate: int) -> None:
+    """Refuse a missing environment where one is needed, to act in or for an evaluation."""
+    if env is not None:
+        return
+    title = type(algorithm).__name__
+    if getattr(algorithm, "actions", None) is not None:
+        raise SettingError(f"{title} acts in an environment, and none is named", "Name one.")
+    if evaluate:
+        raise SettingError(
+            f"{title} has no environment, so there is nothing to play for an evaluation",
+            "Leave the evaluation out, and show what matters as a metric.",
+        )
+
+
+def check_actions(algorithm: Any, env: Any) -> None:
+    """Refuse an algorithm that can't act in this environment, and name those that can.
+
+    An algorithm that doesn't say where it can act is checked only when it is traced.
+    """
+    space = getattr(env, "action_space", None)
+    inner = [each for _, each in space.spaces] if isinstance(space, environments.Groups) else []
+    spaces, team = [space, *inner], bool(getattr(env, "agents", ()) or inner)
+    known: tuple[type, ...] | None = getattr(algorithm, "actions", None)
+    title, name = type(algorithm).__name__, getattr(env, "name", type(env).__name__)
+    if known is None or space is None:
+        return
+    able = {n: all(isinstance(s, kind.actions) for s in spaces) for n, kind in ALGORITHMS.items()}
+    others = [n for n, kind in ALGORITHMS.items() if able[n] and _trains(kind, team=team)]
+    fix = f"Algorithms that can: {', '.join(others)}." if others else "No algorithm here can."
+    if not all(isinstance(s, known) for s in spaces):
+        acts = " or ".join(s.__name__ for s in known)
+        what = f"its actions are {space}, and {title} acts in {acts} only"
+        raise SettingError(f"{title} can't act in {name}: {what}", fix)
+    if not _trains(algorithm, team=team):
+        has, trains = ("several agents", "one") if team else ("one agent", "several")
+        what = f"it has {has}, and {title} trains {trains}"
+        raise SettingError(f"{title} can't act in {name}: {what}", fix)
+
+
+def _trains(algorithm: Any, *, team: bool) -> bool:
+    """Whether an algorithm trains several agents, or one alone."""
+    return getattr(algorithm, "agents", "any") in ("any", "several" if team else "one")
+
+
+# Distribution policies
+
+
+def make_distribution(named: Any, settings: Mapping[str, Any]) -> DistributionPolicy | None:
+    """The distribution policy that is given, as an object or by name, with these parameters."""
+    if not isinstance(named, str):
+        if settings:
+            raise SettingError(
+                f"{option_of(next(iter(settings)))} has no effect without --distribute",
+                "Name a distribution policy, too.",
+            )
+        return check_distribution(named)
+    made = load(named) if FILE in named else _named_distribution(named)
+    taken = inspect.signature(made).parameters if inspect.isfunction(made) else {}
+    for parameter in settings:
+        if parameter not in taken:
+            raise SettingError(
+                f"{named} takes no {option_of(parameter)}",
+                f"It takes: {', '.join(map(option_of, taken)) or 'nothing'}.",
+            )
+    return check_distribution(made(**settings) if inspect.isfunction(made) else made)
+
+
+def _named_distribution(name: str) -> Any:
+    if (known := name.replace("-", "_")) in POLICIES:
+        return POLICIES[known]
+    names = [known.replace("_", "-") for known in POLICIES]
+    raise UnknownNameError("distribution policy", name, names)
+
+
+def check_distribution(given: Any) -> DistributionPolicy | None:
+    """`given`, if it is a distribution policy or None."""
+    if given is None or isinstance(given, DistributionPolicy):
+        return given
+    called = f", called: shoal.{given.__name__}()" if given in POLICIES.values() else ""
+    raise SettingError(
+        f"{shown(given)} is no distribution policy",
+        f"Give one{called or ' such as shoal.impala(actors=2)'}, or its name.",
+    )
+
+
+def default_distribution(env: Any) -> DistributionPolicy:
+    """Everything in one program, unless the environments are Python's: then they are apart."""
+    is_python = isinstance(env, environments.HostEnvironment)
+    return single_learner_coarse(actors=1) if is_python else fused()
+
+
+# Files
+
+
+def load(text: str) -> Any:
+    """The object that `file.py:name` names."""
+    file, _, name = text.rpartition(":")
+    module = load_file(Path(file))
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise UnknownNameError(f"name in {file}", name, public)
+    return getattr(module, name)
+
+
+def _made(found: Any) -> Any:
+    """An object of a class or of a function without arguments; other objects as they are."""
+    return found() if inspect.isclass(found) or inspect.isfunction(found) else found
