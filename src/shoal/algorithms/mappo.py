@@ -32,11 +32,10 @@ CRITICS = ("central", "own")
 
 
 class Learner(NamedTuple):
-    """What learning carries from tick to tick: of every policy by name, and one key."""
+    """What learning carries from tick to tick: of every policy by name."""
 
     params: dict[str, Member]
     opt_state: dict[str, optax.OptState]
-    key: jax.Array  # draws only what does not depend on the number of environments
 
 
 class State(NamedTuple):
@@ -65,7 +64,7 @@ class MAPPO:
     critic: str = "central"  # sees the world, or what all agents see; or own: what its agent sees
     num_steps: int = 128
     update_epochs: int = 4
-    num_minibatches: int = 4  # an epoch; each has some of the steps of all environments
+    num_minibatches: int = 4  # an epoch
     learning_rate: float = 5e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
@@ -80,17 +79,17 @@ class MAPPO:
     torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
-    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
+    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: all of a rollout
 
     def __post_init__(self) -> None:
         check_settings(self)
         if self.critic not in CRITICS:
             raise UnknownNameError("critic", self.critic, CRITICS)
-        rollouts.check_minibatches(self)
+        rollouts.check_chunks(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
-        net_key, learner_key, act_key, env_key = jax.random.split(key, 4)
+        net_key, act_key, env_key = jax.random.split(key, 3)
         routes = route(env, self.policies)
         own, world = teams.widths(teams.check_team(self, routes))
         params, memory = {}, {}
@@ -101,7 +100,7 @@ class MAPPO:
             params[p.name] = teams.init_member((keys[0], keys[1]), spaces, self.hidden, remembers)
             memory[p.name] = start(params[p.name].memory, (envs, len(p.agents)))
         opt_state = {name: self.optimiser.init(of) for name, of in params.items()}
-        learner = Learner(params, opt_state, learner_key)
+        learner = Learner(params, opt_state)
         return State(learner, key_rows(act_key, envs), *env.reset(key_rows(env_key, envs)), memory)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -137,7 +136,7 @@ class MAPPO:
             for name in learner.params
         }
         rate = {"learning_rate": current(self.rate, learner.opt_state)}
-        learner, parts = self.learn(learner, by_policy)
+        learner, parts = self.learn(learner, by_policy, rows[0])
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), teams.by_name(parts) | totals | rate
 
@@ -160,29 +159,27 @@ class MAPPO:
         return teams.play(state.learner.params, routes, shown, memory, key)
 
     @stage
-    def learn(self, learner: Learner, by_policy: dict[str, Rollout]) -> tuple[Learner, Any]:
+    def learn(
+        self, learner: Learner, by_policy: dict[str, Rollout], keys: jax.Array
+    ) -> tuple[Learner, Any]:
         """The learner after all epochs, and the mean parts of each policy's loss."""
         batch = {
             name: self.compute_advantages(learner.params[name], rollout)
             for name, rollout in by_policy.items()
         }
-        moments = {
-            name: normalise.step_moments(of.advantage, of.weight) for name, of in batch.items()
-        }
 
-        def update(nets: tuple, chosen: jax.Array) -> tuple:
+        def update(nets: tuple, minibatch: dict[str, Batch]) -> tuple:
             params, opt_state = nets
-            minibatch, scale = jax.tree.map(lambda x: x[chosen], (batch, moments))
-            grads, metrics = self.grad(params, minibatch, scale)
+            grads, metrics = self.grad(params, minibatch)
             return self.apply(params, opt_state, mean(grads)), metrics
 
         nets = learner.params, learner.opt_state
-        nets, key, metrics = rollouts.run_epochs(update, nets, learner.key, self)
+        nets, metrics = rollouts.run_epochs(update, nets, batch, keys, self)
         for name, of in by_policy.items():
             weight = normalise.weight_of_active(of.active)
             metrics[name]["reward"] = jnp.mean(normalise.weighted(of.reward, weight))
         params, opt_state = nets
-        return Learner(params, opt_state, key), mean(metrics)
+        return Learner(params, opt_state), mean(metrics)
 
     def compute_advantages(self, params: Member, rollout: Rollout) -> Batch:
         """The rollout with advantages and targets of values, in chunks where there is memory."""
@@ -191,26 +188,26 @@ class MAPPO:
         memory_t, value_t, next_value_t = teams.expect(params, seen, rollout.memory, over)
         discount_t, lambda_t = self.gamma * ~rollout.terminated, self.gae_lambda * ~over
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
+        weight = normalise.weight_of_active(rollout.active)
         batch = Batch(
             features=rollout.obs,
             action=rollout.action,
             log_prob=rollout.log_prob,
             value=value_t,
             target=value_t + advantage_t,
-            advantage=advantage_t,
-            weight=normalise.weight_of_active(rollout.active),
+            advantage=normalise.standardise(advantage_t, weight),
+            weight=weight,
             is_first=is_first(rollout) if params.memory else (),
             memory=memory_t,
         )
         return rollouts.chunk(batch, self.length)
 
     @stage
-    def grad(self, params: Any, batch: dict[str, Batch], moments: Any) -> tuple[Any, Any]:
+    def grad(self, params: Any, batch: dict[str, Batch]) -> tuple[Any, Any]:
         """The gradient of each policy's loss, and the parts of the loss."""
         grads, parts = {}, {}
         for name, of in batch.items():
-            of = of._replace(advantage=normalise.standardise(of.advantage, moments[name]))
-            samples = rollouts.as_samples(of, self.length)
+            samples = rollouts.as_samples(of)
             grads[name], parts[name] = grad_in_blocks(self.loss, params[name], samples)
         return grads, parts
 

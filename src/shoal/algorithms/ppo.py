@@ -33,7 +33,6 @@ class Learner(NamedTuple):
 
     params: ActorCritic
     opt_state: optax.OptState
-    key: jax.Array  # draws only what does not depend on the number of environments
     obs_moments: ObsMoments
     return_moments: normalise.Moments
 
@@ -58,7 +57,7 @@ class PPO:
 
     num_steps: int = 128
     update_epochs: int = 4
-    num_minibatches: int = 4  # an epoch; each has some of the steps of all environments
+    num_minibatches: int = 4  # an epoch
     learning_rate: float = 2.5e-4
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
@@ -77,14 +76,14 @@ class PPO:
     compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
-    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: a minibatch's
+    sequence_length: int = 0  # steps that memory is learnt through at a time; 0: all of a rollout
     decoupled: bool = (
         False  # clip around the newest policy, not the one that acted: for lagged plans
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        rollouts.check_minibatches(self)
+        rollouts.check_chunks(self)
 
     @property
     def length(self) -> int:
@@ -93,13 +92,13 @@ class PPO:
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
-        actor_key, critic_key, learner_key, act_key, env_key = jax.random.split(key, 5)
+        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
         params: Any = actor_critic.init((actor_key, critic_key), env, self)
         opt_state, moments = (
             self.optimiser.init(params),
             observations.init_obs_moments(env.observation_space, self.torso),
         )
-        learner = Learner(params, opt_state, learner_key, moments, normalise.init_moments())
+        learner = Learner(params, opt_state, moments, normalise.init_moments())
         env_states, obs = env.reset(key_rows(env_key, envs))
         rows = (envs, len(env.agents)) if env.agents else (envs,)
         memory = start(params.memory, rows)
@@ -148,19 +147,17 @@ class PPO:
         batch = self.compute_advantages(learner, rollout, weight)
         if self.norm_obs:
             obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
-        advantage_moments = normalise.step_moments(batch.advantage, batch.weight)
 
-        def update(nets: tuple, chosen: jax.Array) -> tuple:
+        def update(nets: tuple, minibatch: Batch) -> tuple:
             params, opt_state = nets
-            minibatch = jax.tree.map(lambda x: x[chosen], batch)
-            grads, metrics = self.grad(params, minibatch, advantage_moments[chosen])
+            grads, metrics = self.grad(params, minibatch)
             return self.apply(params, opt_state, mean(grads)), metrics
 
         nets = learner.params, learner.opt_state
-        nets, key, metrics = rollouts.run_epochs(update, nets, learner.key, self)
+        nets, metrics = rollouts.run_epochs(update, nets, batch, rollout.keys, self)
         params, opt_state = nets
         metrics = mean(metrics) | {"learning_rate": current(self.rate, learner.opt_state)}
-        return Learner(params, opt_state, key, obs_moments, return_moments), metrics
+        return Learner(params, opt_state, obs_moments, return_moments), metrics
 
     def compute_advantages(self, learner: Learner, rollout: Rollout, weight: Any) -> Batch:
         """The rollout with advantages and targets of values, in chunks where there is memory."""
@@ -174,12 +171,15 @@ class PPO:
         if self.decoupled:
             log_prob_t = actor_critic.policy_of(params, expected).log_prob(rollout.action)
             importance_t = jnp.exp(log_prob_t - rollout.log_prob)
+        target_t = value_t + advantage_t
+        if self.norm_adv:
+            advantage_t = normalise.standardise(advantage_t, weight)
         batch = Batch(
             features=expected.features,
             action=rollout.action,
             log_prob=log_prob_t,
             value=value_t,
-            target=value_t + advantage_t,
+            target=target_t,
             advantage=advantage_t,
             importance=importance_t,
             weight=weight,
@@ -189,11 +189,9 @@ class PPO:
         return rollouts.chunk(batch, self.length)
 
     @stage
-    def grad(self, params: Any, batch: Batch, moments: jax.Array) -> tuple[Any, Metrics]:
+    def grad(self, params: Any, batch: Batch) -> tuple[Any, Metrics]:
         """The gradient of the loss, and the parts of the loss."""
-        if self.norm_adv:
-            batch = batch._replace(advantage=normalise.standardise(batch.advantage, moments))
-        return grad_in_blocks(self.loss, params, rollouts.as_samples(batch, self.length))
+        return grad_in_blocks(self.loss, params, rollouts.as_samples(batch))
 
     @stage
     def apply(self, params: Any, opt_state: optax.OptState, grads: Any) -> tuple:

@@ -57,23 +57,11 @@ def scale_by_std(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Arr
     return jnp.clip(x * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
 
 
-def step_moments(x: jax.Array, weight: Any = ()) -> jax.Array:
-    """Each step's mean and mean square over all rows and replicas, and its weight if there is one.
-
-    [steps, 2] or [steps, 3]; `standardise` takes those of the steps in a minibatch.
-    """
-    rows = tuple(range(1, x.ndim))
-    parts = [weighted(x, weight), weighted(jnp.square(x), weight)]
-    parts += [] if isinstance(weight, tuple) else [weight]
-    return mean(jnp.stack([jnp.mean(part, rows) for part in parts], axis=1))
-
-
-def standardise(x: jax.Array, moments: jax.Array) -> jax.Array:
-    """(x - mean) / std of some steps whose `step_moments` are given."""
-    first, second, *weight = jnp.mean(moments, axis=0)
-    if weight:
-        first, second = first / weight[0], second / weight[0]
-    return (x - first) * jax.lax.rsqrt(jnp.maximum(second - jnp.square(first), 0) + 1e-8)
+def standardise(x: jax.Array, weight: Any = ()) -> jax.Array:
+    """(x - mean) / std over all entries and replicas, each with its weight if there is one."""
+    average = mean(jnp.mean(weighted(x, weight)))
+    var = mean(jnp.mean(weighted(jnp.square(x - average), weight)))
+    return (x - average) * jax.lax.rsqrt(var + 1e-8)
 
 
 def weight_of_active(active: Any) -> Any:
