@@ -40,7 +40,7 @@ def three_ticks(algorithm, env, state):
 def test_learning_has_the_memory_of_acting(kind):
     """In the first update of a tick all probability ratios are 1, in each piece."""
     algorithm = replace(SMALL, memory=kind, sequence_length=4, learning_rate=1e-301)
-    state = algorithm.init(KEY, STEPS, envs=3)
+    state = algorithm.init(KEY, STEPS, envs=8)
     after, metrics = three_ticks(algorithm, STEPS, state)
     close(metrics["approx_kl"], np.zeros(3), atol=1e-6)
     assert np.all(np.isfinite(metrics["loss"]))
