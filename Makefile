@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-gpu test-soak test-chaos test-fuzz test-loops \
+.PHONY: help setup train test check format test-slow test-learning test-browser test-gpu test-soak test-chaos test-fuzz test-loops \
         test-jax-versions bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -34,6 +34,9 @@ test-slow: .venv/.ready-dev ## Run the tests that take longer than ten seconds e
 
 test-learning: .venv/.ready-dev ## Run the tests that train until something is learnt
 	@$(BIN)/python -m pytest -m learning --timeout 1800
+
+test-browser: .venv/.ready-dev ## Look at all pages in Chromium (BROWSER_SHOTS=folder keeps screenshots; CHROMIUM=/path/to/it)
+	@$(BIN)/python -m pytest -m browser --timeout 600
 
 test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be installed)
 	@$(BIN)/python -m pytest -m gpu --timeout 900

@@ -141,7 +141,7 @@ def test_the_page_of_a_plan_shows_its_data(policy):
     shown = [f["name"] for f in data["fragments"]] + [c["kind"] for c in data["channels"]]
     shown += [stage for f in data["fragments"] for stage in f["stages"]]
     assert [word for word in shown if word not in visible] == []
-    drawing = json.loads(re.search(r'id="drawing">(.*?)</script>', page)[1])
+    drawing = json.loads(re.search(r'id="data-drawing">(.*?)</script>', page)[1])
     assert [box["label"] for box in drawing["boxes"]] == [f["name"] for f in data["fragments"]]
     assert len(drawing["arrows"]) <= len(data["channels"])
 

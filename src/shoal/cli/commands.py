@@ -49,9 +49,19 @@ COMMANDS = (
         "shoal status [RUN]",
     ),
     Command(
+        "watch", TRAIN, "show runs on a live page, on this machine alone", "pages:watch",
+        "shoal watch runs/mine",
+        "shoal watch [RUN ...] [OPTIONS]",
+    ),
+    Command(
         "scale", TRAIN, "change the number of replicas of a run in progress", "watching:scale",
         "shoal scale runs/mine actor=4",
         "shoal scale RUN FRAGMENT=N ...",
+    ),
+    Command(
+        "report", AFTER, "write a page with all about runs, in one file", "pages:report",
+        "shoal report runs/mine",
+        "shoal report [RUN ...] [OPTIONS]",
     ),
     Command(
         "algorithms", CHOOSE, "list the algorithms, or the settings of one", "choices:algorithms",

@@ -18,6 +18,7 @@ from shoal.runs.making import FILE, Job, default_distribution, make_distribution
 from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
 from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
+from shoal.runs.sources import with_sources
 from shoal.runs.training import draw, verified
 from shoal.runs.trust import code_of_env, is_remembered, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
@@ -86,7 +87,9 @@ def graph(options: GraphOptions) -> int:
     """Print the graph that a loop is traced to."""
     job = make_job(options)
     found = trace(job.algorithm, job.env, envs=job.envs)
-    return _show(options.out, str(found), found.to_json(), graph_page)
+    return _show(
+        options.out, str(found), found.to_json(), lambda data: graph_page(with_sources(data))
+    )
 
 
 def plan(options: PlanOptions) -> int:
@@ -95,7 +98,7 @@ def plan(options: PlanOptions) -> int:
     if options.save is not None:
         save_plan(drawn, options.save)
     text = "\n".join([str(drawn), *map(str, kernel_parts(drawn))])
-    return _show(options.out, text, drawn.to_json(), plan_page)
+    return _show(options.out, text, drawn.to_json(), lambda data: plan_page(with_sources(data)))
 
 
 def verify(options: VerifyOptions) -> int:

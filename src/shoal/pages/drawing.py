@@ -26,6 +26,7 @@ class Box:
     note: str = ""
     tone: str = ""
     stack: bool = False
+    source: str = ""
     inside: "Drawing | None" = None
 
 
@@ -43,6 +44,7 @@ class Arrow:
     bold: int
     weight: float
     tone: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ def _channel_arrow(plan: Json, channel: Json, tones: Mapping[str, str]) -> Arrow
         bold=1,
         weight=weight_of(channel["bytes"]),
         tone=tones[channel["writer"]],
+        name=channel["name"],
     )
 
 
@@ -207,7 +210,14 @@ def _box_of(node: Json, values: Json) -> Box:
         case "agree":
             how = node["how"]
             facts = (("replicas agree by", how), ("source", node["source"]))
-            return Box(f"{how} {node['source']}", "agree", how, f"replicas agree: {how}", facts)
+            return Box(
+                f"{how} {node['source']}",
+                "agree",
+                how,
+                f"replicas agree: {how}",
+                facts,
+                source=node["source"],
+            )
         case _:
             body = node.get("body") or {"nodes": []}
             drawn = any(inner["kind"] != "glue" for inner in body["nodes"])
@@ -223,6 +233,7 @@ def _loop_box(node: Json, inside: Drawing) -> Box:
         title=f"loop of {turns} turns",
         facts=(("turns", turns), ("source", node["source"])),
         badge=f"× {turns}",
+        source=node["source"],
         inside=inside,
     )
 
@@ -236,6 +247,7 @@ def _stage_box(node: Json, inside: Drawing | None) -> Box:
         label=node["stage"],
         title=f"stage {node['stage']}",
         facts=(("written for", per), *runs, ("source", node["source"])),
+        source=node["source"],
         inside=inside,
     )
 

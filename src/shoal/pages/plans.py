@@ -1,45 +1,25 @@
-"""A graph or a plan, as plain data, to an HTML page of its own: the picture above, tables below."""
+"""A graph or a plan, as plain data, as an HTML page: the picture above, tables below."""
 
-import json
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
-from importlib.resources import files
-from typing import Any
 
 from shoal.graph.words import Json, Row, count_text, place_text, size_text, value_rows
 from shoal.pages.drawing import Drawing, draw_graph, draw_plan, fragment_tones, nodes_of
+from shoal.pages.html import document, source_link, table
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-<header><h1>{title}</h1><p>{summary}</p></header>
+BODY = """<header class="top">
+<div><h1>{title}</h1><p>{summary}</p></div>
+</header>
 <main>
-<div id="picture"><svg role="img" aria-label="{title}"></svg></div>
+<section class="picture" data-name="drawing"></section>
 <p class="legend">{legend}</p>
 {tables}
-</main>
-<div id="tip" role="tooltip" hidden></div>
-<script type="application/json" id="drawing">{drawing}</script>
-<script>
-{library}
-</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
-
+</main>"""
+SCRIPTS = ("theme", "dagre.min", "layout", "picture", "plan")
 LEGEND = {
     "env": "stage written for one environment",
     "batch": "stage that sees the whole batch",
@@ -52,18 +32,18 @@ LEGEND = {
 
 
 def graph_page(graph: Json) -> str:
-    """The page of a traced loop, from `Graph.to_json()`."""
+    """The page of a traced loop, from `Graph.to_json()`, with `sources` if there are any."""
     stages = list(_stages(graph))
     summary = f"{graph['envs']} environments · {count_text(len(stages), 'stage')}"
     tables = [
-        _table("Stages", ("stage", "written for", "source"), map(_stage_cells, stages)),
+        table("Stages", ("stage", "written for", "source"), map(_stage_cells, stages)),
         _carried_table(graph, {}),
     ]
-    return _page(graph["title"], summary, draw_graph(graph), tables)
+    return _page(graph["title"], summary, _drawn(draw_graph(graph), graph), tables)
 
 
 def plan_page(plan: Json) -> str:
-    """The page of a plan, from `Plan.to_json()`."""
+    """The page of a plan, from `Plan.to_json()`, with `sources` if there are any."""
     graph = plan["graph"]
     total = size_text(sum(channel["bytes"] for channel in plan["channels"]))
     summary = (
@@ -71,30 +51,37 @@ def plan_page(plan: Json) -> str:
         f"{total} a tick between fragments"
     )
     tables = [_fragment_table(plan), _channel_table(plan), _carried_table(graph, plan["owners"])]
-    return _page(graph["title"], summary, draw_plan(plan), tables)
+    return _page(graph["title"], summary, _drawn(draw_plan(plan), plan), tables)
 
 
-def _page(title: str, summary: str, drawing: Drawing, tables: Iterable[str]) -> str:
-    kinds = set(_kinds(drawing))
-    shown = {"solid", "dash", "tick" if "fragment" in kinds else "turn", *kinds}
-    legend = (f"<span><i class='{k}'></i>{text}</span>" for k, text in LEGEND.items() if k in shown)
-    return PAGE.format(
+def _drawn(drawing: Drawing, data: Json) -> Json:
+    return {**asdict(drawing), "sources": data.get("sources", {})}
+
+
+def _page(title: str, summary: str, drawing: Json, tables: Iterable[str]) -> str:
+    body = BODY.format(
         title=escape(title),
         summary=summary,
-        style=_asset("page.css"),
-        legend="".join(legend),
+        legend=legend(drawing),
         tables="\n".join(tables),
-        drawing=_json_in_html(asdict(drawing)),
-        library=_asset("dagre.min.js"),
-        script=_asset("page.js"),
+    )
+    return document(title, body, SCRIPTS, {"drawing": {**drawing, "title": title}})
+
+
+def legend(drawing: Json) -> str:
+    """What the colours and lines of a drawing mean."""
+    kinds = set(_kinds(drawing))
+    shown = {"solid", "dash", "tick" if "fragment" in kinds else "turn", *kinds}
+    return "".join(
+        f"<span><i class='{k}'></i>{text}</span>" for k, text in LEGEND.items() if k in shown
     )
 
 
-def _kinds(drawing: Drawing) -> Iterator[str]:
-    for box in drawing.boxes:
-        yield box.kind
-        if box.inside:
-            yield from _kinds(box.inside)
+def _kinds(drawing: Json) -> Iterator[str]:
+    for box in drawing["boxes"]:
+        yield box["kind"]
+        if box["inside"]:
+            yield from _kinds(box["inside"])
 
 
 def _fragment_table(plan: Json) -> str:
@@ -104,10 +91,16 @@ def _fragment_table(plan: Json) -> str:
         name = fragment["name"]
         stages = _stages({"nodes": nodes_of(plan["graph"], name, plan["homes"])})
         dot = f"<i class='dot {tones[name]}'></i><b>{escape(name)}</b>"
-        held = ", ".join(dict.fromkeys(stage["stage"] for stage, _ in stages))
+        held = {stage["stage"]: stage["source"] for stage, _ in stages}
         place = place_text(fragment["places"])
-        rows.append((dot, _replicas(fragment), escape(place), escape(held)))
-    return _table("Fragments", ("fragment", "#replicas", "place", "stages"), rows)
+        links = ", ".join(_linked(stage, source) for stage, source in held.items())
+        rows.append((dot, _replicas(fragment), escape(place), links))
+    return table("Fragments", ("fragment", "#replicas", "place", "stages"), rows)
+
+
+def _linked(stage: str, source: str) -> str:
+    """A stage's name, which leads to its source."""
+    return f"<a class='source' href='#source={escape(source)}'>{escape(stage)}</a>"
 
 
 def _replicas(fragment: Json) -> str:
@@ -134,7 +127,7 @@ def _channel_table(plan: Json) -> str:
             )
         )
     head = ("channel", "values", "moves", "flow", "#times a tick", "#bytes a tick")
-    return _table("Channels", head, rows) if rows else "<p>Nothing crosses between fragments.</p>"
+    return table("Channels", head, rows) if rows else "<p>Nothing crosses between fragments.</p>"
 
 
 def _carried_table(graph: Json, owners: Mapping[str, str]) -> str:
@@ -149,7 +142,7 @@ def _carried_table(graph: Json, owners: Mapping[str, str]) -> str:
     ]
     head = ("value", "spec", "#bytes", "owner")
     columns = len(head) if owners else len(head) - 1
-    return _table("Carried from tick to tick", head[:columns], [row[:columns] for row in rows])
+    return table("Carried from tick to tick", head[:columns], [row[:columns] for row in rows])
 
 
 def _stages(body: Json, depth: int = 0) -> Iterator[tuple[Json, int]]:
@@ -164,7 +157,7 @@ def _stage_cells(found: tuple[Json, int]) -> tuple[str, ...]:
     stage, depth = found
     per = "one environment" if stage["per"] == "env" else "the whole batch"
     name = f"<b class='deep{depth}'>{escape(stage['stage'])}</b>"
-    return name, per, f"<code>{escape(stage['source'])}</code>"
+    return name, per, source_link(stage["source"])
 
 
 def _details(summary: str, rows: Sequence[Row]) -> str:
@@ -172,31 +165,3 @@ def _details(summary: str, rows: Sequence[Row]) -> str:
         "<li>" + "".join(f"<span>{escape(cell)}</span>" for cell in row) + "</li>" for row in rows
     )
     return f"<details><summary>{escape(summary)}</summary><ul>{items}</ul></details>"
-
-
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the cells are HTML, and a column whose head begins with `#` holds numbers."""
-    kinds = [" class='number'" if name.startswith("#") else "" for name in head]
-    top = "".join(
-        f"<th{k}>{name.removeprefix('#')}</th>" for k, name in zip(kinds, head, strict=True)
-    )
-    body = "\n".join(
-        "<tr>"
-        + "".join(f"<td{k}>{cell}</td>" for k, cell in zip(kinds, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<h2>{title}</h2>\n<div class='table'><table><thead><tr>{top}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _json_in_html(data: Any) -> str:
-    """JSON escaped for a script element, which would end at the first `</`."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _asset(name: str) -> str:
-    text = (files("shoal.pages") / "assets" / name).read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if "sourceMappingURL" not in line)

@@ -13,9 +13,9 @@ from shoal.errors import short_place
 Json = Mapping[str, Any]
 
 
-def with_sources(plan: Json) -> dict[str, Any]:
-    """A plan as JSON data, with the source code of its stages, loops and agreements."""
-    return {**plan, "sources": sources(set(_places(plan["graph"])))}
+def with_sources(data: Json) -> dict[str, Any]:
+    """A plan or a graph as JSON data, with the source code of its stages, loops and agreements."""
+    return {**data, "sources": sources(set(_places(data.get("graph", data))))}
 
 
 def sources(places: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,63 @@
+"""Commands about pages of runs: watch, report."""
+
+from __future__ import annotations
+
+import webbrowser
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from shoal.cli.plans import OUTPUT, write_text
+from shoal.cli.watching import run_folder
+from shoal.pages import RunView, report_page
+from shoal.pages.live import LOOPBACK, Server
+from shoal.runs.options import Doc
+
+PAGE = "The page"
+RUNS = Doc("folders, or names of runs in runs/; by default the newest there", "", "RUN")
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The options of `shoal watch`."""
+
+    runs: Annotated[tuple[str, ...], RUNS] = ()
+    _: KW_ONLY
+    port: Annotated[int, Doc("of the page", PAGE, "N", "any that is free")] = 0
+    open: Annotated[bool, Doc("open the page in the browser", PAGE)] = False
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of `shoal report`."""
+
+    runs: Annotated[tuple[str, ...], RUNS] = ()
+    _: KW_ONLY
+    out: Annotated[
+        Path | None, Doc("the page", OUTPUT, "FILE", "report.html in the run's folder")
+    ] = None
+
+
+def watch(options: WatchOptions) -> int:
+    """Serve a live page of some runs until interrupted."""
+    with Server(_folders(options.runs), options.port) as server:
+        print(f"Watching {', '.join(server.watched.names)} on {server.url}")
+        port = server.server_port
+        print(f"From another machine: ssh -L {port}:{LOOPBACK}:{port} HOST. Ctrl-C ends it.")
+        if options.open:
+            webbrowser.open(server.url)
+        server.serve_forever()
+    return 0
+
+
+def report(options: ReportOptions) -> int:
+    """Write a page with all about some runs, by default into the folder of the only one."""
+    folders = _folders(options.runs)
+    out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    write_text(out, report_page([RunView(folder) for folder in folders]))
+    print(f"Written to {out}")
+    return 0
+
+
+def _folders(runs: tuple[str, ...]) -> list[Path]:
+    return [run_folder(run) for run in runs or (None,)]
