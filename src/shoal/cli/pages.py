@@ -7,13 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from shoal.cli.plans import OUTPUT, write_text
-from shoal.cli.watching import run_folder
+from shoal.cli.files import run_folder, write_text
 from shoal.pages import RunView, report_page
 from shoal.pages.live import LOOPBACK, Server
 from shoal.runs.options import Doc
 
-PAGE = "The page"
+PAGE, OUTPUT = "The page", "Output"
 RUNS = Doc("folders, or names of runs in runs/; by default the newest there", "", "RUN")
 
 

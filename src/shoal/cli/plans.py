@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from shoal.cli.files import write_text
 from shoal.compile_cache import use_compile_cache
 from shoal.envs.registry import FAMILIES
 from shoal.errors import SettingError, ShoalError, printable
@@ -198,14 +199,3 @@ def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) 
     write_text(out, forms[out.suffix]())
     print(f"Written to {out}")
     return 0
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingError(
-            f"can't write {path}: {why}", "Name a file in a folder that is there."
-        ) from error

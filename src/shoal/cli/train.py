@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from shoal.cli.watching import run_folder
+from shoal.cli.files import run_folder
 from shoal.runs.job import Trained
 from shoal.runs.options import ResumeOptions, TrainOptions
 from shoal.runs.resuming import resumed

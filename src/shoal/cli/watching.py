@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 
+from shoal.cli.files import run_folder
 from shoal.errors import SettingError
 from shoal.runs.options import Doc
-from shoal.runs.status import newest_run, shown, want
+from shoal.runs.status import shown, want
 
 RUN = Doc("a folder, or the name of a run in runs/; by default the newest there")
 
@@ -53,16 +53,3 @@ def replica_count(text: str) -> tuple[str, int]:
     if not (equals and count.isdecimal()):
         raise SettingError(f"`{text}` is no count of a fragment", "Write it as actor=4.")
     return name, int(count)
-
-
-def run_folder(named: str | Path | None) -> Path:
-    """The folder of a run: a path, or a name in runs/; by default the newest there."""
-    if named is None:
-        return newest_run(Path("runs"))
-    beside, plain = Path("runs") / named, Path(named)
-    try:
-        return beside if beside.exists() and not plain.exists() else plain
-    except (OSError, ValueError):  # too long, or with a NUL: no folder is called so
-        raise SettingError(
-            f"there is no run in {str(named)[:60]!r}", "Name the folder of a run."
-        ) from None

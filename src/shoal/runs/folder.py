@@ -127,6 +127,16 @@ def read_run(folder: Path) -> RunFile:
         ) from error
 
 
+def newest_run(folder: Path) -> Path:
+    """The run in a folder that was started last."""
+    found = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
+    if not found:
+        raise SettingError(
+            f"there is no run in {folder}", "Name its folder, or begin one with `shoal train`."
+        )
+    return max(found, key=found.__getitem__)
+
+
 def check_plain(folder: Path) -> None:
     """Refuse a folder with links, pipes or devices: writes to it would land elsewhere."""
     for place, folders, files in os.walk(folder):

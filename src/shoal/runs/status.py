@@ -131,16 +131,6 @@ class Status:
                 file.unlink(missing_ok=True)
 
 
-def newest_run(folder: Path) -> Path:
-    """The run in a folder that was started last."""
-    found = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
-    if not found:
-        raise SettingError(
-            f"there is no run in {folder}", "Name its folder, or begin one with `shoal train`."
-        )
-    return max(found, key=found.__getitem__)
-
-
 def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
     """Request numbers of replicas from a run; returns all numbers that are then requested.
 
