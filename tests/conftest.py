@@ -4,6 +4,7 @@ import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(golden_message(expected, text, path), pytrace=False)
 
     return check_golden
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of a tiny training run of PPO on CartPole, shared by all tests that need one."""
+    pytest.importorskip("gymnax")
+    import shoal
+    from shoal.algorithms import PPO
+
+    small = PPO(num_steps=8, update_epochs=1, num_minibatches=1, hidden=(8,))
+    folder = tmp_path_factory.mktemp("tiny")
+    return shoal.train(small, "CartPole-v1", envs=4, ticks=4, folder=folder, name="tiny")
 
 
 def golden_message(expected: str, text: str, path: Path) -> str:

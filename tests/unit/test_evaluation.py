@@ -9,11 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
 
 import shoal
 from shoal.algorithms.evaluated import Evaluated
+from shoal.cli.main import main
 from shoal.envs import Box, Environment, HostEnvironment, Moves, Transition, key_rows
 from shoal.errors import SettingError
+from shoal.runs.agent import Agent
+from shoal.runs.evaluating import evaluations_in, iqm
+from unit.toy_loop import check_error
 
 LONG, TICKS = 7, 5  # steps of an episode, ticks of a run
 ONE = shoal.Cluster((shoal.Host("host0", 2, (shoal.Device("cpu", 0),)),))
@@ -194,3 +201,84 @@ def test_environments_of_gymnasium_are_evaluated_in_a_process_of_their_own(tmp_p
     how = {"envs": 2, "ticks": 3, "folder": tmp_path, "evaluate": 1, "backend": "processes"}
     done = shoal.train(small, "gymnasium:CartPole-v1", **how)
     assert done.summary["evaluation"]["return_mean"] == done.summary["evaluation"]["length_mean"]
+
+
+# A trained agent
+
+
+@dataclass(frozen=True)
+class Drawn(Greedy):
+    """Acts with a number that a key determines."""
+
+    def play(self, env, state, obs, memory, key=None):
+        return (state.ask if key is None else jax.random.uniform(key)), memory
+
+
+def agent(world, kind=Greedy):
+    algorithm = kind()
+    return Agent(algorithm, world, algorithm.init(jax.random.key(0), world, 2), 3)
+
+
+@both
+@pytest.mark.parametrize("episodes", [1, 19, 257])
+def test_an_agent_plays_so_many_whole_episodes(world, episodes):
+    found = agent(world).evaluate(episodes)
+    assert found.returns == (float(LONG),) * episodes
+    assert found.lengths == (LONG,) * episodes
+    assert (found.tick, found.mean, found.std, found.iqm) == (3, LONG, 0.0, LONG)
+    assert found.unfinished == 0
+    assert "greedy actions, seed 0" in repr(found)
+
+
+@both
+def test_an_episode_that_is_cut_off_counts_with_its_return_so_far(world):
+    found = agent(world).evaluate(4, steps=3)
+    assert (found.returns, found.lengths, found.unfinished) == ((3.0,) * 4, (3,) * 4, 4)
+    assert "4 of them were cut off after 3 steps" in repr(found)
+
+
+@both
+def test_sampled_actions_are_those_of_the_seed_and_differ_from_step_to_step(world):
+    drawn = agent(world, Drawn)
+    first, again, other = (drawn.evaluate(5, sampled=True, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first.returns != other.returns
+    assert len(set(first.returns)) == 5
+    assert drawn.evaluate(5).returns == (float(LONG),) * 5
+    check_error(SettingError, lambda: agent(world).evaluate(2, sampled=True), "takes no key")
+
+
+def test_evaluations_are_written_with_their_protocol_and_read_back(tmp_path):
+    found = agent(WORLD).evaluate(1, seed=4)
+    path = found.write(tmp_path)
+    (read,) = evaluations_in(tmp_path)
+    assert json.loads(path.read_text()) == read
+    said = {"tick": 3, "episodes": 1, "seed": 4, "actions": "greedy", "return_iqm": float(LONG)}
+    assert {name: read[name] for name in said} == said
+    assert read["returns"] == [float(LONG)]
+    check_error(SettingError, lambda: agent(WORLD).evaluate(0), "episodes=0")
+    check_error(SettingError, lambda: Agent(Greedy(), None, (), 0).evaluate(), "nothing to play")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end(values):
+    assert iqm(values) == pytest.approx(trim_mean(values, 0.25), abs=1e-6)
+
+
+def test_what_training_returns_acts_and_is_evaluated_and_has_a_short_repr(tiny_run):
+    done = tiny_run
+    found = done.evaluate(episodes=3, steps=20)
+    assert evaluations_in(done.folder)[-1]["returns"] == list(found.returns)
+    assert int(done.act(np.zeros(4))) == int(shoal.load(done.folder).act(np.zeros(4)))
+    assert shoal.load(done.folder).evaluate(3, steps=20) == found
+    assert len(repr(done)) < 200
+    assert "ppo on gymnax:CartPole-v1: 4 ticks, 128 steps" in repr(done)
+
+
+def test_the_command_evaluates_a_run(tiny_run, capsys):
+    words = [str(tiny_run.folder), "--episodes", "2", "--sampled", "--steps", "9"]
+    assert main(["eval", *words]) == 0
+    out = capsys.readouterr().out
+    assert "tick 4: 2 whole episodes, sampled actions, seed 0" in out
+    assert "return  mean 9.0, std 0.0, IQM 9.0, min 9.0, max 9.0" in out
+    assert (tiny_run.folder / "evaluations" / "tick-4-sampled-2-seed-0.json").exists()

@@ -1,6 +1,8 @@
 """A wrapper that also evaluates an algorithm: its learnt policy plays whole episodes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -130,28 +132,42 @@ class Evaluated:
     def play(self, env: Environment, training: Any, key: jax.Array) -> Metrics:
         """Play one episode in each environment with the greedy action."""
 
-        def choose(obs: Any, memory: Any) -> tuple[Any, Any]:
-            return self.algorithm.play(env, training, obs, memory)
+        def choose(turn: jax.Array, obs: Any, memory: Any) -> tuple[Any, Any]:
+            del turn
+            one = partial(self.algorithm.play, env, training)
+            return jax.vmap(one)(obs, memory)
 
-        def move(played: Played) -> Played:
-            action, memory = jax.vmap(choose)(played.obs, played.memory)
-            states, step = jax.vmap(env.advance)(played.states, action)
-            over = played.over | ended(step.terminated, step.truncated, axes=1)
-            score = jnp.where(played.over, played.score, step.episode_return)
-            length = jnp.where(played.over, played.length, step.episode_length)
-            return Played(states, step.obs, memory, over, score, length)
-
-        def continues(turn: tuple[jax.Array, Played]) -> jax.Array:
-            return (turn[0] < self.steps) & ~jnp.all(turn[1].over)
-
-        states, obs = env.reset(key_rows(key, self.episodes))
-        none = jnp.zeros(self.episodes)
-        first = move(Played(states, obs, None, none > 0, none, none.astype(jnp.int32)))
-        turn = (jnp.int32(1), first)
-        _, played = lax.while_loop(continues, lambda turn: (turn[0] + 1, move(turn[1])), turn)
+        played = play_episodes(env, choose, key_rows(key, self.episodes), self.steps)
         return {
             f"{PREFIX}episodes": jnp.float32(self.episodes),
             f"{PREFIX}return": jnp.sum(played.score),
             f"{PREFIX}length": jnp.sum(played.length).astype(jnp.float32),
             f"{PREFIX}unfinished": jnp.sum(~played.over).astype(jnp.float32),
         }
+
+
+def play_episodes(
+    env: Environment, choose: Callable[..., tuple[Any, Any]], keys: jax.Array, steps: int
+) -> Played:
+    """One episode in an environment a key, each at most so many steps long.
+
+    `choose(turn, obs, memory)` returns the actions of all environments and their memories.
+    """
+
+    def move(turn: jax.Array, played: Played) -> Played:
+        action, memory = choose(turn, played.obs, played.memory)
+        states, step = jax.vmap(env.advance)(played.states, action)
+        over = played.over | ended(step.terminated, step.truncated, axes=1)
+        score = jnp.where(played.over, played.score, step.episode_return)
+        length = jnp.where(played.over, played.length, step.episode_length)
+        return Played(states, step.obs, memory, over, score, length)
+
+    def continues(turn: tuple[jax.Array, Played]) -> jax.Array:
+        return (turn[0] < steps) & ~jnp.all(turn[1].over)
+
+    states, obs = env.reset(keys)
+    none = jnp.zeros(len(keys))
+    first = Played(states, obs, None, none > 0, none, none.astype(jnp.int32))
+    turn = (jnp.int32(1), move(jnp.int32(0), first))
+    _, played = lax.while_loop(continues, lambda turn: (turn[0] + 1, move(*turn)), turn)
+    return played

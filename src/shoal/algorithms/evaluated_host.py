@@ -90,20 +90,25 @@ def _evaluate(
     draw = np.random.default_rng([int(seed), int(occasions)])
     seeds = draw.integers(0, 2**32, playing.episodes, np.uint32)
     choose = partial(_chooser(playing, used), read)
-    return (occasions + 1, *np.array(_play(playing, choose, seeds), np.float32))
+    score, length, over = play_rows(playing.env, choose, seeds, playing.steps)
+    counts = len(seeds), score.sum(), length.sum(), (~over).sum()
+    return (occasions + 1, *np.array(counts, np.float32))
 
 
-def _play(
-    playing: Playing, choose: Callable[..., Any], seeds: np.ndarray
-) -> tuple[float, float, float, float]:
-    """`COUNTS` of one episode a seed, with what is thought best in each situation."""
-    space, boxes = playing.env.action_space, playing.env.observation_space
+def play_rows(
+    env: HostEnvironment, choose: Callable[..., Any], seeds: np.ndarray, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The return and length of one episode a seed, and whether it ended within so many steps.
+
+    `choose(obs, memory)` returns the actions of all environments and their memories.
+    """
+    space, boxes = env.action_space, env.observation_space
     over = np.zeros(len(seeds), bool)
     score, length = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int32)
-    vector = playing.env.simulator.open(seeds)
+    vector = env.simulator.open(seeds)
     try:
         obs, memory = check_obs(vector.reset(), "when it was reset"), None
-        for _ in range(playing.steps):
+        for _ in range(steps):
             action, memory = choose(unflatten(boxes, obs), memory)
             moves = vector.step(check_action(space, np.asarray(action)))
             score, length = score + moves.score * ~over, length + ~over
@@ -114,7 +119,7 @@ def _play(
                 break
     finally:
         vector.close()
-    return len(seeds), float(score.sum()), float(length.sum()), float((~over).sum())
+    return score, length, over
 
 
 @remembered

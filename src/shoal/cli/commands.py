@@ -59,6 +59,11 @@ COMMANDS = (
         "shoal scale RUN FRAGMENT=N ...",
     ),
     Command(
+        "eval", AFTER, "play whole episodes with what a run has learnt", "after:evaluate",
+        "shoal eval runs/mine --episodes 100",
+        "shoal eval [RUN] [OPTIONS]",
+    ),
+    Command(
         "report", AFTER, "write a page with all about runs, in one file", "pages:report",
         "shoal report runs/mine",
         "shoal report [RUN ...] [OPTIONS]",

@@ -24,7 +24,9 @@ from shoal.graph.ir import Graph, Stage, loops
 from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.roles import environment_stages
+from shoal.runs.agent import Agent
 from shoal.runs.checkpoints import Checkpoints, ticks_in
+from shoal.runs.evaluating import EPISODE, Evaluation
 from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
 from shoal.runs.options import RunOptions
 from shoal.runs.pace import Pace, pace
@@ -60,7 +62,7 @@ REMEMBERED = 8  # ticks at which workers keep their state, and the counts at the
 AWAITED = 1024  # ticks that a snapshot may be late, because a worker is slow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """The result of training: the final state, the summary, and the folder that holds both."""
 
@@ -68,6 +70,28 @@ class Trained:
     summary: dict[str, Any]
     folder: Path
     plan: Plan
+    agent: Agent
+
+    def act(self, obs: Any, key: Any = None) -> np.ndarray:
+        """The action on one observation or many: greedy, or sampled with a key (or an integer)."""
+        return self.agent.act(obs, key)
+
+    def evaluate(
+        self, episodes: int = 100, *, sampled: bool = False, seed: int = 0, steps: int = EPISODE
+    ) -> Evaluation:
+        """Play whole episodes, as `shoal eval` does, and write the result into the run's folder."""
+        found = self.agent.evaluate(episodes, sampled=sampled, seed=seed, steps=steps)
+        found.write(self.folder)
+        return found
+
+    def __repr__(self) -> str:
+        """In a line, without the parameters."""
+        one = self.summary
+        steps = f", {one['env_steps']:,} steps" if one["env_steps"] else ""
+        mean = one["return_mean"]
+        earned = f", mean return {mean:.1f}" if mean is not None else ""
+        what = f"{one['algorithm']} on {one['env']}"
+        return f"Trained({what}: {one['ticks']:,} ticks{steps}{earned}; {self.folder}/)"
 
 
 @dataclass(frozen=True)
@@ -167,7 +191,8 @@ def run_job(run: Run, options: RunOptions) -> Trained:
                 _evaluate_last(job, result, logger)
         _finish(summary, result, logger)
         summary.update(_unsaved(checkpoints, result.ticks))
-    return Trained(result.state, summary, folder, drawn)
+    agent = Agent.of(job.algorithm, job.env, result.state, result.ticks)
+    return Trained(result.state, summary, folder, drawn, agent)
 
 
 def _evaluate_last(job: Job, result: Result, logger: RunLogger) -> None:
