@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Serve,
         Wire,
     )
+    from shoal.runs.callbacks import STOP
     from shoal.runs.playing import load
     from shoal.runs.resuming import resume
     from shoal.runs.saved_plans import load_plan, save_plan
@@ -70,6 +71,7 @@ _HOMES = {
     "PER_BATCH": "shoal.planning.policy",
     "PER_ENV": "shoal.planning.policy",
     "ROLE_ENV": "shoal.planning.policy",
+    "STOP": "shoal.runs.callbacks",
     "Queue": "shoal.planning.policy",
     "Serve": "shoal.planning.policy",
     "ShoalError": "shoal.errors",
@@ -112,6 +114,7 @@ __all__ = [
     "PER_BATCH",
     "PER_ENV",
     "ROLE_ENV",
+    "STOP",
     "THE_REST",
     "Cluster",
     "Device",

@@ -18,6 +18,7 @@ NEEDS = {
     "channels": ["gymnasium"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "evaluation": ["gymnax"],
+    "experiments": ["gymnax"],
     "multi_agent": ["jaxmarl"],
     "processes": ["gymnasium"],
     "resume": ["gymnax"],

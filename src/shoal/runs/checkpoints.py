@@ -11,10 +11,11 @@ import errno
 import json
 import math
 import os
+import queue
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
@@ -122,6 +123,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, say: Say) -> None:
         self.folder, self._keep, self._say = folder, keep, say
         self.failed: dict[int, str] = {}  # ticks whose checkpoints were not written, and why
+        self._written: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         threading.Thread(target=_load_orbax, name="orbax").start()
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,6 +142,11 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
 
+    def written(self) -> Iterator[Path]:
+        """The checkpoints that have become complete; each is returned once."""
+        while not self._written.empty():
+            yield self._written.get()
+
     def wait(self) -> None:
         """Wait until nothing is being written."""
         if self._thread is not None:
@@ -155,6 +162,7 @@ class Checkpoints:
             write(draft, snapshot, progress)
             forget(self.folder, snapshot.tick)  # of an earlier course of this run
             draft.rename(self.folder / str(snapshot.tick))
+            self._written.put(self.folder / str(snapshot.tick))
             self.failed.pop(snapshot.tick, None)
             for tick in superfluous(self.folder, self._keep):
                 forget(self.folder, tick)

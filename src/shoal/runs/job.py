@@ -25,6 +25,7 @@ from shoal.planning.homes import Sites
 from shoal.planning.plan import Plan
 from shoal.roles import environment_stages
 from shoal.runs.agent import Agent
+from shoal.runs.callbacks import Callbacks
 from shoal.runs.checkpoints import Checkpoints, ticks_in
 from shoal.runs.evaluating import EPISODE, Evaluation
 from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
@@ -180,7 +181,8 @@ def run_job(run: Run, options: RunOptions) -> Trained:
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", record["keep"], say)
         stack.callback(checkpoints.wait)
-        logger = RunLogger(lines, progress, drawn, summary, since.progress)
+        callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
+        logger = RunLogger(lines, progress, drawn, summary, since.progress, callbacks)
         stack.callback(logger.close)
         saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
         recovery = _recovery(drawn.graph, record, summary, say)
@@ -251,6 +253,7 @@ def _run(
         logger.look,
         logger.status.stand,
         scale=logger.status.scale,
+        stops=logger.callbacks.is_stopped,
         step_timeout=record.get("step_timeout"),
     )
     backend, ticks = record["backend"], record["ticks"]
@@ -290,12 +293,14 @@ class RunLogger:
         drawn: Plan,
         summary: dict[str, Any],
         counted: Mapping[str, Any],
+        callbacks: Callbacks,
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
         self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
         self._first, self.tick = counted.get("tick", 0), counted.get("tick", 0)
         self._steps_before = counted.get("env_steps", 0)
         self.before: float = counted.get("seconds", 0.0)  # seconds of running before it was resumed
+        self.callbacks = callbacks
         self.resumed = list(counted.get("resumed", []))
         self.episodes = Episodes.of(counted.get("episodes", {}))
         self.lags = Lags.of(counted.get("lags", {}), lag_name(drawn.graph))
@@ -352,10 +357,16 @@ class RunLogger:
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
         self._progress.see(tick, mean, self.env_steps)
+        self.callbacks.tick(row)
 
     def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Log an evaluation, if there was one."""
-        self._summary.update(self._evaluations.see(tick, metrics, self._progress.look))
+
+        def show(tick: int, mean: float) -> None:
+            self._progress.look(tick, mean)
+            self.callbacks.evaluation(self._evaluations.newest)
+
+        self._summary.update(self._evaluations.see(tick, metrics, show))
 
     def counts(self, tick: int = -1) -> dict[str, Any]:
         """What a checkpoint keeps of the run so far; `tick` may be a little ago."""
@@ -380,6 +391,7 @@ class Saving:
 
     def due(self, tick: int) -> int | None:
         """Before which tick the next is wanted, once it is time; never two at once."""
+        self._report()
         if self._checkpoints.is_writing:
             return None
         late = self._pace.seconds and time.monotonic() - self._when >= self._pace.seconds
@@ -412,6 +424,12 @@ class Saving:
         """Write the snapshot that a run ends with, and wait until it is there."""
         self.end(snapshot)
         self._checkpoints.wait()
+        self._report()
+
+    def _report(self) -> None:
+        """Report the checkpoints that have become complete."""
+        for folder in self._checkpoints.written():
+            self.logger.callbacks.checkpoint(folder)
 
 
 def _finish(summary: dict[str, Any], result: Result, logger: RunLogger) -> None:
@@ -429,6 +447,8 @@ def _finish(summary: dict[str, Any], result: Result, logger: RunLogger) -> None:
     )
     summary.update(logger.lags.summary())
     summary.update(_sent(result))
+    if name := logger.callbacks.stopped_by:
+        summary["stopped_by"] = name
     if result.stopped_by:
         summary["signal"] = signal.Signals(result.stopped_by).name
     if logger.resumed:

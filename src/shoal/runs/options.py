@@ -57,6 +57,8 @@ SYNONYMS = {
     "wandb": "log",
 }
 
+CALLED = ("on_tick", "on_evaluation", "on_checkpoint", "announce")
+
 
 @dataclass(frozen=True, slots=True)
 class Doc:
@@ -133,6 +135,9 @@ class RunOptions(PlaceOptions):
         str | Count | None, Doc("100 (ticks), 30s (seconds) or end", TRACES, "TIME", "60s")
     ] = None
     keep: Annotated[Count | None, Doc("newest checkpoints that are kept", TRACES, "N", "3")] = None
+    on_tick: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
+    on_evaluation: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
+    on_checkpoint: Annotated[Callable[[Path], Any] | None, Doc()] = None
     progress: Annotated[bool | None, Doc()] = None
     announce: Annotated[Callable[[str], None] | None, Doc()] = None
 
@@ -188,6 +193,11 @@ def check_values(options: Any) -> None:
         if wrong := misfit(value, hint):
             wanted = wrong.partition(", not ")[2]
             raise SettingError(f"{name}={shown(value)} is not {wanted}", f"Set {name} to {wanted}.")
+    for name in CALLED:
+        if (value := getattr(options, name, None)) is not None and not callable(value):
+            raise SettingError(
+                f"{name}={shown(value)} can't be called", f"Set {name} to a function."
+            )
     if (every := getattr(options, "checkpoint_every", None)) is not None:
         pace(every)
     if (given := getattr(options, "name", None)) is not None:

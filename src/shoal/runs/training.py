@@ -44,6 +44,10 @@ def train(options: TrainOptions) -> Trained:
     A preset, where there is one, fills in what isn't given. The folder `runs/<name>` gets
     `summary.json`, `metrics.jsonl`, `plan.txt`, and checkpoints that `resume` continues from, also
     when the run is interrupted or fails; and `evaluation.jsonl` if it is evaluated.
+
+    `on_tick(row)` and `on_evaluation(row)` are called with the row of metrics.jsonl and of
+    evaluation.jsonl, `on_checkpoint(folder)` with a complete checkpoint's folder, all on this
+    thread. One that returns `shoal.STOP` ends the run after the ticks in flight.
     """
     return trained(options)
 

@@ -102,7 +102,7 @@ class RunCallbacks:
     metrics of observers when they arrive. `stand` gets a function that returns the status of the
     workers. An exception in a callback stops the run. `restart_policy` says how lost workers
     restart while the others continue. `scale` returns the wanted number of replicas of elastic
-    fragments.
+    fragments. `stops` returns whether the run is to end after the ticks in flight.
     """
 
     see: Watch
@@ -112,6 +112,7 @@ class RunCallbacks:
     stand: Callable[[Statuses], None] = lambda statuses: None
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
+    stops: Callable[[], bool] = lambda: False
     say: Say = lambda line: None  # reports a line to the user
     step_timeout: float | None = None  # seconds that one call of a stage in Python may take
 
@@ -401,9 +402,10 @@ def _polls(
     until = float("inf")
     while handle.alive(0.05):
         yield True
-        if owner.requested and not limit.is_stopping:
+        if not limit.is_stopping and (owner.requested or callbacks.stops()):
             limit.stop()
-            callbacks.say(owner.message)
+            if owner.requested:
+                callbacks.say(owner.message)
         if limit.is_stopping:
             until = min(until, time.monotonic() + STOP_TIMEOUT_S)
             if time.monotonic() >= until:
