@@ -131,3 +131,11 @@ def test_a_missing_package_is_reported_with_how_to_install_it(monkeypatch):
     monkeypatch.setattr(registry, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"shoal\[brax\]"):
         make("brax:ant")
+
+
+def test_an_object_is_taken_without_the_wrappers_for_training():
+    made = make(brax_envs.create("reacher", episode_length=50))
+    known = make("brax:reacher")
+    assert made.name == "brax:Reacher"
+    assert made.observation_space == known.observation_space
+    assert type(made.simulator.given).__name__ == "Reacher"

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
         episode_totals,
         key_rows,
     )
+    from shoal.envs.given import adapted
     from shoal.envs.host import HostSimulator, Moves, Vector
     from shoal.envs.hosted import HostEnvironment, HostState
     from shoal.envs.registry import make
     from shoal.envs.spaces import Box, Dict, Discrete, Groups, MultiDiscrete, Space
 
 _HOMES = {
+    "adapted": "given",
     "Box": "spaces",
     "Dict": "spaces",
     "Discrete": "spaces",
@@ -60,6 +62,7 @@ __all__ = [
     "Step",
     "Transition",
     "Vector",
+    "adapted",
     "episode_totals",
     "key_rows",
     "make",

@@ -15,6 +15,7 @@ from shoal.envs.spaces import Box
 from shoal.errors import SettingError
 
 EPISODE_LENGTH = 1000
+TRAINING = "brax.envs.wrappers.training"
 
 
 def names() -> list[str]:
@@ -29,9 +30,22 @@ class BraxState(NamedTuple):
     time: jax.Array
 
 
+def known_as(env: Any, params: Any) -> tuple[str, tuple[tuple[str, Any], ...], Any]:
+    """The name of an environment that is given as an object, no settings, and itself.
+
+    Brax's wrappers for training are taken off: Shoal ends episodes and starts the next itself.
+    """
+    del params
+    while type(env).__module__ == TRAINING:
+        env = env.env
+    return type(env.unwrapped).__name__, (), env
+
+
 @dataclass(frozen=True, slots=True)
 class BraxSimulator:
     """One Brax environment, known by its name and the settings that differ from its defaults.
+
+    Or one that was given as an object.
 
     `episode_length` is when an episode is truncated; all other settings, such as `backend`, are
     Brax's.
@@ -39,6 +53,7 @@ class BraxSimulator:
 
     id: str
     settings: tuple[tuple[str, Any], ...] = ()
+    given: Any = None
 
     @property
     def costly_reset(self) -> bool:
@@ -72,7 +87,7 @@ class BraxSimulator:
 
     @property
     def _made(self) -> "_Made":
-        return _make(self.id, self.settings)
+        return _make(self.id, self.settings) if self.given is None else _of(self.given)
 
 
 class _Made(NamedTuple):
@@ -99,8 +114,18 @@ def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
                 f"{name} can't be made with {theirs}: {error}",
                 f"Its settings are {', '.join(_settings(name))}.",
             ) from error
-        obs = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
-        return _Made(env, episode_length, obs.shape[-1], env.action_size)
+        return _made(env, episode_length)
+
+
+@remembered
+def _of(env: Any) -> _Made:
+    with jax.ensure_compile_time_eval():
+        return _made(env, EPISODE_LENGTH)
+
+
+def _made(env: Any, episode_length: int) -> _Made:
+    obs = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
+    return _Made(env, episode_length, obs.shape[-1], env.action_size)
 
 
 def _settings(name: str) -> list[str]:

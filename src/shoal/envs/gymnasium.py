@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from shoal.caching import remembered
 from shoal.envs.gym_spaces import (
@@ -20,7 +22,7 @@ from shoal.envs.gym_spaces import (
     leaves_of,
     observation_space,
 )
-from shoal.envs.host import Leaves, Moves
+from shoal.envs.host import Copies, Leaves, Moves
 from shoal.envs.spaces import Action, Observation
 from shoal.errors import MissingExtraError, RowError, SettingError, UnknownNameError
 
@@ -33,6 +35,7 @@ ATARI = {
     "stack": 4,
     "clip_reward": True,  # to its sign, to learn from; episodes are counted with the true one
 }
+REGISTERING = ("gymnasium", "ale_py", "shimmy")  # packages whose environments any process knows
 PACKAGES = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "cv2": "atari"}
 
 
@@ -43,16 +46,70 @@ def names() -> list[str]:
     return list(gymnasium.registry)
 
 
+def known_as(env: gymnasium.Env, params: Any) -> tuple[str, tuple[tuple[str, Any], ...], Any]:
+    """The id, settings and factory of an environment's copies: from its spec, or by pickling."""
+    del params
+    spec = env.spec
+    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        return type(env.unwrapped).__name__, (), Copies.of(env)
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    plain, is_ours = gymnasium.registry.get(spec.id), factory_of(spec.id) is not None
+    is_plain = plain is not None and spec == _with(plain, spec.kwargs)
+    if is_plain and not is_ours and not _is_atari(spec.id):
+        return spec.id, tuple(sorted(kwargs.items())), None
+    return spec.id, (), _from_spec(_with(spec, kwargs))
+
+
+def _with(spec: EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
+    return replace(spec, kwargs=kwargs)
+
+
+def factory_of(name: str) -> Callable[..., gymnasium.Env] | None:
+    """What makes an environment that only this process may have registered; None for others."""
+    spec = gymnasium.registry.get(name)
+    if spec is None or spec.entry_point is None:
+        return None
+    entry = spec.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return None if module.partition(".")[0] in REGISTERING else _from_spec(spec)
+
+
+def _from_spec(spec: EnvSpec) -> Callable[..., gymnasium.Env]:
+    """What makes the environment of a spec, as plain data where it can be that."""
+    if isinstance(spec.entry_point, str):
+        with suppress(Exception):  # arguments that are no JSON
+            return FromSpec(spec.to_json())
+    return partial(gymnasium.make, spec)
+
+
+@dataclass(frozen=True)
+class FromSpec:
+    """Makes the environment of a spec, which needs not be registered."""
+
+    spec: str
+
+    def __call__(self, **settings: Any) -> gymnasium.Env:
+        """Another one, with these settings beside those of the spec."""
+        return gymnasium.make(EnvSpec.from_json(self.spec), **settings)
+
+
 @dataclass(frozen=True, slots=True)
 class GymnasiumSimulator:
     """A registered environment, known by its id and what `gymnasium.make` is to be given.
 
-    `wrappers` among the settings names functions as "module:function", applied in that order.
+    With `make`, a class or function, that makes it, called with the settings. `wrappers`
+    among the settings names functions as "module:function", applied in that order.
     An Atari game ("ALE/Pong-v5") is preprocessed as usual: see `ATARI` for its further settings.
     """
 
     id: str
     settings: tuple[tuple[str, Any], ...] = ()
+    make: Callable[..., gymnasium.Env] | None = None
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether it is a game that is preprocessed as usual."""
+        return self.make is None and _is_atari(self.id)
 
     @property
     def observation_space(self) -> Observation:
@@ -150,7 +207,7 @@ def _form(simulator: GymnasiumSimulator) -> _Form:
             action_space(taken),
             leaves_of(shown),
             action_rows(taken),
-            _is_atari(simulator.id) and _atari(simulator)["clip_reward"],
+            simulator.is_atari and _atari(simulator)["clip_reward"],
         )
     finally:
         env.close()
@@ -166,10 +223,15 @@ def _make_row(simulator: GymnasiumSimulator, row: int) -> gymnasium.Env:
 def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
     """The environment with its wrappers; a missing package is answered with the extra it is in."""
     # Gymnasium's own checks take longer than many an environment, and Shoal has checks too.
-    name, settings = simulator.id, {"disable_env_checker": True, **dict(simulator.settings)}
+    name, settings = simulator.id, dict(simulator.settings)
     wrappers = settings.pop("wrappers", ())
     try:
-        env = _make_atari(simulator) if _is_atari(name) else gymnasium.make(name, **settings)
+        if simulator.make is not None:
+            env = simulator.make(**settings)
+        elif simulator.is_atari:
+            env = _make_atari(simulator)
+        else:
+            env = gymnasium.make(name, **{"disable_env_checker": True, **settings})
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise _missing(name, error) from error
     except gymnasium.error.UnregisteredEnv as error:
@@ -178,7 +240,7 @@ def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
         given = ", ".join(key for key, _ in simulator.settings) or "its defaults"
         raise SettingError(
             f"{name} can't be made with {given}: {error}",
-            f"Give it what gymnasium.make({name!r}) takes.",
+            f"Give it what {simulator.make or f'gymnasium.make({name!r})'} takes.",
         ) from error
     for wrapper in _check_wrappers(wrappers):
         env = _function(wrapper)(env)

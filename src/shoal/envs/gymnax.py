@@ -25,12 +25,28 @@ def names() -> list[str]:
     return list(gymnax.registered_envs)
 
 
+class Given(NamedTuple):
+    """An environment that was given as an object, with its parameters."""
+
+    env: Any
+    params: Any
+
+
+def known_as(env: Any, params: Any) -> tuple[str, tuple[tuple[str, Any], ...], Given]:
+    """The name of an environment that is given as an object, no settings, and itself."""
+    return env.name, (), Given(env, env.default_params if params is None else params)
+
+
 @dataclass(frozen=True, slots=True)
 class GymnaxSimulator:
-    """One gymnax environment, known by its id and the settings that differ from its defaults."""
+    """One gymnax environment, known by its id and the settings that differ from its defaults.
+
+    Or one that was given as an object.
+    """
 
     id: str
     settings: tuple[tuple[str, Any], ...] = ()
+    given: Given | None = None
 
     @property
     def observation_space(self) -> Box:
@@ -66,7 +82,7 @@ class GymnaxSimulator:
 
     @property
     def _made(self) -> "_Made":
-        return _make(self.id, self.settings)
+        return _make(self.id, self.settings) if self.given is None else _of(self.given)
 
     def _show(self, obs: jax.Array) -> jax.Array:
         space = self._made.observation_space
@@ -96,8 +112,18 @@ def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
                 f"Its settings are {', '.join(sorted(known))}.",
             ) from error
         params = params.replace(**{key: value for key, value in settings if key in known})
-        spaces = env.observation_space(params), env.action_space(params)
-        return _Made(env, params, *(_space(space) for space in spaces))
+        return _made(env, params)
+
+
+@remembered
+def _of(given: Given) -> _Made:
+    with jax.ensure_compile_time_eval():
+        return _made(*given)
+
+
+def _made(env: Any, params: Any) -> _Made:
+    spaces = env.observation_space(params), env.action_space(params)
+    return _Made(env, params, *(_space(space) for space in spaces))
 
 
 def _space(space: Any) -> Box | Discrete:

@@ -13,10 +13,11 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, assert_never
 
+import cloudpickle
 import numpy as np
 
 from shoal.envs.spaces import Action, Box, Discrete, MultiDiscrete, Observation
-from shoal.errors import RowError, RunError
+from shoal.errors import RowError, RunError, SettingError
 
 FEW = 16  # environments that are opened at a time only to see how they begin
 Leaves = tuple[np.ndarray, ...]  # an observation's arrays, in the order of its sorted names
@@ -53,6 +54,29 @@ class Vector(Protocol):
     def close(self) -> None:
         """Gives back what the environments hold."""
         ...
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Makes copies of an environment that was given as an object."""
+
+    pickled: bytes
+
+    @staticmethod
+    def of(env: Any) -> Copies:
+        """What makes copies of `env`."""
+        try:
+            return Copies(cloudpickle.dumps(env))
+        except Exception as error:
+            kind = type(env).__name__
+            raise SettingError(
+                f"the environment, a {kind}, can't be copied, and each row needs one: {error}",
+                f"Give the class, or a function that makes one, such as env={kind}.",
+            ) from error
+
+    def __call__(self) -> Any:
+        """Another copy."""
+        return cloudpickle.loads(self.pickled)
 
 
 class HostSimulator(Protocol):

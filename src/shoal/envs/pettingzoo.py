@@ -23,7 +23,7 @@ from shoal.envs.gym_spaces import (
     leaves_of,
     observation_space,
 )
-from shoal.envs.host import Leaves, Moves
+from shoal.envs.host import Copies, Leaves, Moves
 from shoal.envs.spaces import Action, Observation
 from shoal.errors import MissingExtraError, RowError, SettingError
 
@@ -44,6 +44,12 @@ def names() -> list[str]:
     return found if find_spec("mpe2") else [*found, "mpe/simple_spread_v3"]
 
 
+def known_as(env: Any, params: Any) -> tuple[str, tuple[tuple[str, Any], ...], Any]:
+    """The name, settings and factory of an environment's copies, which are made by pickling."""
+    del params
+    return str(env.unwrapped), (), Copies.of(env)
+
+
 @dataclass(frozen=True, slots=True)
 class PettingZooSimulator:
     """An environment of a known group ("mpe/simple_spread_v3"), or any "module:function".
@@ -55,6 +61,7 @@ class PettingZooSimulator:
 
     id: str
     settings: tuple[tuple[str, Any], ...] = ()
+    make: Callable[..., Any] | None = None  # a class or function that makes it
 
     @property
     def observation_space(self) -> Observation:
@@ -182,7 +189,7 @@ def _make(simulator: PettingZooSimulator) -> Any:
     name, settings = simulator.id, dict(simulator.settings)
     wrappers = settings.pop("wrappers", ())
     try:
-        env = _function(name)(**settings)
+        env = (simulator.make or _function(name))(**settings)
         for wrapper in wrappers:
             env = _function(wrapper)(env)
     except ModuleNotFoundError as error:

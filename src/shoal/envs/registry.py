@@ -7,6 +7,7 @@ from io import StringIO
 from typing import Any
 
 from shoal.envs.environment import Environment
+from shoal.envs.given import adapted
 from shoal.envs.hosted import HostEnvironment
 from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 
@@ -23,8 +24,18 @@ FAMILIES = {
 MANY = 60  # names, beyond which only near ones are worth reading
 
 
-def make(name: str, **settings: Any) -> Environment | HostEnvironment:
-    """The environment called "CartPole-v1", or "gymnasium:CartPole-v1" to name its family too."""
+def make(name: Any, **settings: Any) -> Environment | HostEnvironment:
+    """The environment called "CartPole-v1", or "gymnasium:CartPole-v1" to name its family too.
+
+    Or that of an object, a class or a function of Gymnasium, PettingZoo, gymnax or Brax.
+    """
+    if not isinstance(name, str):
+        if (made := adapted(name, settings)) is None:
+            raise SettingError(
+                f"{name!r} is no environment of a library that is known here",
+                f"Give a name, or an object, a class or a function of: {', '.join(FAMILIES)}.",
+            )
+        return made
     family, colon, short = name.partition(":")
     if not colon:
         family, short = next(iter(FAMILIES)), name
@@ -40,7 +51,10 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
     if ":" in short:
         _check_module(short.partition(":")[0])
     given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
-    return environment(f"{family}:{short}", getattr(module, simulator)(short, given))
+    more = {}
+    if family == "gymnasium" and (factory := module.factory_of(short)):
+        more["make"] = factory
+    return environment(f"{family}:{short}", getattr(module, simulator)(short, given, **more))
 
 
 def load_family(family: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from shoal import envs as environments
 from shoal.algorithms import ALGORITHMS, PRESETS, Preset
 from shoal.algorithms.evaluated import Evaluated
+from shoal.envs.given import called
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES, fused, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
@@ -79,9 +80,9 @@ class Job:
 
 def make_job(loop: LoopOptions, *, ticks: int | None = None, evaluate: int = 0) -> Job:
     """Turn names into objects; a preset gives the settings, environments and ticks not given."""
-    preset = find_preset(loop.algorithm, loop.env)
-    algorithm = make_algorithm(loop.algorithm, loop.settings, preset)
     env = make_env(loop.env, loop.env_settings)
+    preset = find_preset(loop.algorithm, loop.env if isinstance(loop.env, str) else env)
+    algorithm = make_algorithm(loop.algorithm, loop.settings, preset)
     check_needed(algorithm, env, evaluate=evaluate)
     if env is not None:
         check_env(algorithm, env)
@@ -204,9 +205,13 @@ def make_env(named: Any, settings: Mapping[str, Any]) -> Any:
                 "Name one after the algorithm, or leave it out.",
             )
         return None
+    if isinstance(named, str) and FILE not in named:
+        return environments.make(named, **settings)
+    found = load(named) if isinstance(named, str) else named
+    if (made := environments.adapted(found, settings)) is not None:
+        return made
     if isinstance(named, str):
-        is_file = FILE in named
-        return _made_env(named, settings) if is_file else environments.make(named, **settings)
+        return _made_env(named, found, settings)
     if settings:
         raise SettingError(
             f"the environment is an object, which takes no setting {next(iter(settings))}",
@@ -215,9 +220,8 @@ def make_env(named: Any, settings: Mapping[str, Any]) -> Any:
     return named
 
 
-def _made_env(text: str, settings: Mapping[str, Any]) -> Any:
+def _made_env(text: str, found: Any, settings: Mapping[str, Any]) -> Any:
     """The environment that `file.py:name` names or makes, with these settings."""
-    found = load(text)
     if not settings:
         return _made(found)
     if not callable(found):
@@ -225,33 +229,18 @@ def _made_env(text: str, settings: Mapping[str, Any]) -> Any:
             f"{text} is an object, which takes no --env-set {next(iter(settings))}=...",
             "Name a function or class that makes it.",
         )
-    try:
-        inspect.signature(found).bind(**settings)
-    except TypeError as error:
-        raise SettingError(
-            f"{text} can't be called with --env-set {', '.join(settings)}: {error}",
-            f"It takes: {inspect.signature(found)}.",
-        ) from error
-    return found(**settings)
+    return called(found, tuple(settings.items()))
 
 
 def check_env(algorithm: Any, env: Any) -> Any:
-    """`env`, unless it is an object of Gymnasium's or what an algorithm of Shoal's can't step."""
-    kinds = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
+    """`env`, unless it is what an algorithm of Shoal's can't step."""
     title = type(env).__name__
-    if found := {"gymnasium", "gym"} & set(kinds):
-        spec = getattr(getattr(env, "spec", None), "id", "") or "CartPole-v1"
-        raise SettingError(
-            f"the environment is a {title}, an object of {found.pop()}, and Shoal makes one for "
-            "each row of each worker itself",
-            f'Name it: "gymnasium:{spec}". Your own: register it in a module of yours, and name it '
-            '"gymnasium:my_module:MyEnv-v0".',
-        )
     acts = getattr(algorithm, "actions", None) is not None
     if acts and not all(hasattr(env, name) for name in ("reset", "step", "action_space")):
         raise SettingError(
             f"the environment is a {title}, which has no reset, step and action_space",
-            'Name one, such as "CartPole-v1", or give a shoal.envs.Environment.',
+            'Name one, such as "CartPole-v1", or give a shoal.envs.Environment; or an object, a '
+            "class or a function of Gymnasium, PettingZoo, gymnax or Brax.",
         )
     return env
 

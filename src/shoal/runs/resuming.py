@@ -26,7 +26,7 @@ from shoal.runs.folder import (
     read_run,
 )
 from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, with_new_episodes
-from shoal.runs.making import Job, check_distribution, make_distribution
+from shoal.runs.making import Job, check_distribution, make_distribution, make_env
 from shoal.runs.options import ResumeOptions, takes
 from shoal.runs.training import beside_evaluation, cluster_of, draw, lasting_steps
 from shoal.runs.trust import TYPES, is_remembered, make, recipes_of
@@ -126,7 +126,7 @@ def made_job(folder: Path, record: RunFile, given: Given, *, trusted: bool) -> J
     elif wanted == Evaluated.__name__ and not isinstance(algorithm, Evaluated):
         # An algorithm that is given again is evaluated as it was.
         algorithm = _evaluated(folder, record, algorithm)
-    env = given.env
+    env = make_env(given.env, {})
     env = _made(folder, record, "env", trusted=trusted) if env is None else env
     sources = (_source(record[name]) for name in ("algorithm", "env"))
     job = Job(algorithm, env, record["envs"], record["ticks"], *sources)
