@@ -19,6 +19,7 @@ NEEDS = {
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "evaluation": ["gymnax"],
     "experiments": ["gymnax"],
+    "metrics": ["gymnax"],
     "multi_agent": ["jaxmarl"],
     "processes": ["gymnasium"],
     "resume": ["gymnax"],

@@ -56,6 +56,7 @@ class RunFile(TypedDict):
     step_timeout: NotRequired[Timeout | None]
     elastic: NotRequired[dict[str, list[Count]]]
     extended: NotRequired[list[Extension]]
+    log: NotRequired[list[str]]
 
 
 def new_folder(root: Path, name: str | None, title: str) -> Path:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ from shoal.runs.records import (
     scalars,
     without_evaluation,
 )
+from shoal.runs.sinks.feeding import Feeds, check_log
+from shoal.runs.sinks.sink import About
 from shoal.runs.sources import with_sources
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
@@ -136,8 +138,21 @@ def describe(job: Job, drawn: Plan, before: Mapping[str, Any], options: RunOptio
         "restarts": chosen("restarts", BACKENDS[backend].restarts), "replaces": replaces,
         "step_timeout": chosen("step_timeout", None),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
-        "extended": before.get("extended", []),
+        "extended": before.get("extended", []), "log": _log_names(options, before),
     }  # fmt: skip
+
+
+def _outlets(run: Run, options: RunOptions, say: Say) -> Outlets:
+    """Functions of the user and sinks; sinks that aren't given are as they were."""
+    callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
+    log = check_log(run.record.get("log", []) if options.log is None else options.log)
+    return Outlets(callbacks, Feeds(log, About(run.folder, run.record), say))
+
+
+def _log_names(options: RunOptions, before: Mapping[str, Any]) -> list[str]:
+    if options.log is None:
+        return before.get("log", [])
+    return [name for name in check_log(options.log) if isinstance(name, str)]
 
 
 def _recipe(thing: Any, source: str) -> Any:
@@ -181,8 +196,9 @@ def run_job(run: Run, options: RunOptions) -> Trained:
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", record["keep"], say)
         stack.callback(checkpoints.wait)
-        callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
-        logger = RunLogger(lines, progress, drawn, summary, since.progress, callbacks)
+        outlets = _outlets(run, options, say)
+        stack.callback(outlets.feeds.close)
+        logger = RunLogger(lines, progress, drawn, summary, since.progress, outlets)
         stack.callback(logger.close)
         saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
         recovery = _recovery(drawn.graph, record, summary, say)
@@ -283,6 +299,13 @@ def check_no_nan(result: Result) -> None:
             )
 
 
+class Outlets(NamedTuple):
+    """Whom a run reports to beside its folder: functions of the user, and sinks."""
+
+    callbacks: Callbacks
+    feeds: Feeds
+
+
 class RunLogger:
     """Logs a run: a row a tick, the summary, and the counts that a checkpoint keeps."""
 
@@ -293,14 +316,14 @@ class RunLogger:
         drawn: Plan,
         summary: dict[str, Any],
         counted: Mapping[str, Any],
-        callbacks: Callbacks,
+        outlets: Outlets,
     ) -> None:
         self._lines, self._progress, self._summary = lines, progress, summary
         self._steps, self._began = steps_a_tick(drawn), time.perf_counter()
         self._first, self.tick = counted.get("tick", 0), counted.get("tick", 0)
         self._steps_before = counted.get("env_steps", 0)
         self.before: float = counted.get("seconds", 0.0)  # seconds of running before it was resumed
-        self.callbacks = callbacks
+        self.callbacks, self._feeds = outlets
         self.resumed = list(counted.get("resumed", []))
         self.episodes = Episodes.of(counted.get("episodes", {}))
         self.lags = Lags.of(counted.get("lags", {}), lag_name(drawn.graph))
@@ -357,6 +380,7 @@ class RunLogger:
         self._summary.update(ticks=self.tick, return_mean=mean, episodes=count)
         self._summary.update({name: row[name] for name in ("env_steps", "seconds")})
         self._progress.see(tick, mean, self.env_steps)
+        self._feeds.tick(row)
         self.callbacks.tick(row)
 
     def look(self, tick: int, metrics: Mapping[str, np.ndarray]) -> None:
@@ -364,6 +388,7 @@ class RunLogger:
 
         def show(tick: int, mean: float) -> None:
             self._progress.look(tick, mean)
+            self._feeds.evaluation(self._evaluations.newest)
             self.callbacks.evaluation(self._evaluations.newest)
 
         self._summary.update(self._evaluations.see(tick, metrics, show))

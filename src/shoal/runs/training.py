@@ -24,6 +24,7 @@ from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, steps_a_
 from shoal.runs.making import Job, default_distribution, make_distribution, make_job
 from shoal.runs.options import PlaceOptions, TrainOptions, VerifyOptions, takes
 from shoal.runs.records import check_metrics
+from shoal.runs.sinks.feeding import check_log
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan
 from shoal.runtime.run import BACKENDS, check_backend, check_step_timeout, fresh_start
@@ -64,6 +65,7 @@ def trained(options: TrainOptions) -> Trained:
     if options.steps:
         job, drawn = lasting_steps(job, drawn, options.steps, cluster)
     check_step_timeout(drawn, backend, options.step_timeout)
+    check_log(options.log or ())
     folder = new_folder(Path(options.folder), options.name, job.name)
     with locked(folder):
         record = describe(job, drawn, {"backend": backend, "seed": options.seed}, options)

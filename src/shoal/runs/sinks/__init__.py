@@ -1,0 +1,1 @@
+"""Where a run's scalars go beside its own files: TensorBoard, Weights & Biases, CSV, or yours."""
