@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable
+from functools import cache
 from types import FrameType
 
 _OWN = os.path.dirname(os.path.abspath(__file__))
@@ -32,6 +33,7 @@ def calling_place() -> str:
     return ""
 
 
+@cache
 def is_core(file: str) -> bool:
     """Whether a source file is a library's, or of the part of Shoal that runs user code."""
     parts = os.path.relpath(file, _OWN).split(os.sep)

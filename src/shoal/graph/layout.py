@@ -136,11 +136,14 @@ def _differs(layout: Layout) -> TypeGuard[Sharded | Partial | Varying]:
     return isinstance(layout, Partial) or not is_exact(layout)
 
 
+def lacks_cause(layout: Layout) -> TypeGuard[Sharded | Partial | Varying]:
+    """Whether replicas differ in a value, and the cause isn't known yet."""
+    return _differs(layout) and layout.cause == NO_CAUSE
+
+
 def with_cause(layout: Layout, cause: Cause) -> Layout:
     """`layout` with a cause, unless it has one."""
-    if not _differs(layout) or layout.cause != NO_CAUSE:
-        return layout
-    return replace(layout, cause=cause)
+    return replace(layout, cause=cause) if lacks_cause(layout) else layout
 
 
 def in_node(layout: Layout, node: str, source: str) -> Layout:

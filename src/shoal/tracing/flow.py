@@ -26,6 +26,7 @@ from shoal.graph.layout import (
     inside,
     is_exact,
     join,
+    lacks_cause,
     outside,
     with_cause,
 )
@@ -105,6 +106,8 @@ class Flow:
             self._note_approximate(e)
             return replicated(e, ins)
         outs = self._by_kind(e, tuple(ins))
+        if not any(map(lacks_cause, outs)):
+            return outs
         earlier = next((cause_of(x) for x in ins if cause_of(x) != NO_CAUSE), None)
         cause = earlier or Cause(e.params.get("name", e.primitive.name), place_of(e))
         return tuple(with_cause(x, cause) for x in outs)
@@ -159,7 +162,9 @@ class Flow:
         if is_stage(e):
             return outs
         # JAX traces its own functions once for all callers: only the call knows the user's line.
-        before = {cause_of(x) for x in ins}
+        before = {NO_CAUSE, *map(cause_of, ins)}
+        if all(cause_of(x) in before for x in outs):
+            return outs
         here = place_of(e)
         return tuple(
             x if isinstance(x, Replicated) or x.cause in before

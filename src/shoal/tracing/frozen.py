@@ -35,7 +35,8 @@ class Frozen(NamedTuple):
 def frozen_values(first: Any, second: Any) -> list[Frozen]:
     """Every literal, constant and setting that differs between two closed jaxprs of one function.
 
-    Each with the source line of the first equation that reads it. Names of calls and functions
+    Each with the source line of the first equation that reads it, which is looked up only for
+    what differs: reading it from a traceback is slow. Names of calls and functions
     don't count: they are new in every trace.
     """
     return [*_in_jaxprs(first, second, "")]
@@ -87,27 +88,23 @@ def _text(value: Any) -> str:
 
 def _in_jaxprs(first: Any, second: Any, where: str) -> Iterator[Frozen]:
     (one, consts), (other, others) = opened(first), opened(second)
-    readers = _readers(one)
     for var, a, b in zip(one.constvars, consts, others, strict=False):
         if not _same(a, b):
-            yield Frozen(readers.get(var) or where, "a constant", a, b)
+            yield Frozen(_first_reader(one, var) or where, "a constant", a, b)
     if [e.primitive.name for e in one.eqns] != [e.primitive.name for e in other.eqns]:
         yield _parting(one, other, where)
         return
     for equation, again in zip(one.eqns, other.eqns, strict=True):
-        yield from _in_equations(equation, again, place_of(equation) or where)
+        for found in _in_equations(equation, again):
+            yield found if found.where else found._replace(where=place_of(equation) or where)
     for a, b in zip(one.outvars, other.outvars, strict=False):
         yield from _in_operands(a, b, "what it returns", where)
 
 
-def _readers(jaxpr: Any) -> dict[Any, str]:
-    """The line of the first equation that reads each variable."""
-    found: dict[Any, str] = {}
-    for equation in jaxpr.eqns:
-        for var in equation.invars:
-            if not isinstance(var, jex.Literal):
-                found.setdefault(var, place_of(equation))
-    return found
+def _first_reader(jaxpr: Any, var: Any) -> str:
+    """The line of the first equation that reads a variable."""
+    reads = (e for e in jaxpr.eqns if any(x is var for x in e.invars))
+    return next(map(place_of, reads), "")
 
 
 def _parting(one: Any, other: Any, where: str) -> Frozen:
@@ -121,14 +118,14 @@ def _parting(one: Any, other: Any, where: str) -> Frozen:
     return Frozen(place or where, "what it does", *done)
 
 
-def _in_equations(one: Any, other: Any, where: str) -> Iterator[Frozen]:
+def _in_equations(one: Any, other: Any) -> Iterator[Frozen]:
     for a, b in zip(one.invars, other.invars, strict=False):
-        yield from _in_operands(a, b, f"an operand of `{one.primitive.name}`", where)
+        yield from _in_operands(a, b, f"an operand of `{one.primitive.name}`", "")
     for a, b in zip(one.outvars, other.outvars, strict=False):
         if (a.aval.shape, a.aval.dtype) != (b.aval.shape, b.aval.dtype):
-            yield Frozen(where, "a shape", str(a.aval), str(b.aval))
+            yield Frozen("", "a shape", str(a.aval), str(b.aval))
     for name in one.params.keys() & other.params.keys():
-        yield from _in_params(one.params[name], other.params[name], name, where)
+        yield from _in_params(one.params[name], other.params[name], name, "")
 
 
 def _in_operands(a: Any, b: Any, what: str, where: str) -> Iterator[Frozen]:
