@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import shoal
@@ -108,6 +109,11 @@ def fisher(x, w):
     return jax.scipy.sparse.linalg.cg(product, slope, maxiter=2)[0]
 
 
+def unsigned(x):
+    """How many more are large than small, in numbers that have no sign."""
+    return (x > 0.2).sum(0, dtype=jnp.uint32) - (x < -0.2).sum(0, dtype=jnp.uint32)
+
+
 def delayed_mean(x, w):
     """Linear in a mean, so a mean."""
     return w + mean(2 * x.mean(0)[::-1] - 0.3 * x.mean(0))
@@ -152,6 +158,10 @@ WHOLE_MISAGREED: dict[str, Callable[[Any, Any], Any]] = {
     "mean plus the count": lambda x, w: mean(x.mean(0)) + 1 / x.shape[0],
     "agreed in own branch": agreed_in_own_branch,
     "agreed in own loop": agreed_in_own_loop,
+    "mean filled with ones": lambda x, w: mean(
+        x.mean(0).at[np.array([0, 9, 1, 2])].get(mode="fill", fill_value=1.0)
+    ),
+    "mean of unsigned differences": lambda x, w: mean(unsigned(x).astype(jnp.float32)) / 8,
     "mean of a log": lambda x, w: mean(jax.nn.logsumexp(x, axis=0)),
     "gathered means": lambda x, w: gather(x.mean(0, keepdims=True)).sum(0),
 }
@@ -176,6 +186,8 @@ if add:
         "ratio of sums": lambda x, w: (
             add(jnp.where(x > 0, x, 0).sum(0)) / (1 + add((x > 0).sum(0)))
         ),
+        "sum of unsigned differences": lambda x, w: add(unsigned(x)).astype(jnp.float32) / 2.0**32,
+        "taken off at places": lambda x, w: add(jnp.zeros(WIDE).at[x.argmax(1)].subtract(x[:, 0])),
         "moment sum": lambda x, w: add(jnp.einsum("nk,nj->kj", x, x)).sum(0),
     }
     WHOLE_MISAGREED |= {
@@ -198,6 +210,7 @@ if most and least:
         "max of a min": lambda x, w: most(x.min(0)),
         "min of a sum": lambda x, w: least(x.sum(0)),
         "max of a turned max": lambda x, w: most(-x.max(0)),
+        "max of bits": lambda x, w: most(jnp.bitwise_or.reduce(1 << x.argmax(1))) * w,
         "place of the max": lambda x, w: most(x.argmax(0)) * w,
     }
 if weighted:

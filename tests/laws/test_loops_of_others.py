@@ -59,14 +59,17 @@ class Ranks(Loop):
 
 
 class Scaled(Loop):
-    """Actors scale what they do by a spread that is computed, in tick, from what a learner made."""
+    """Actors scale what they do by a spread that tick computes from what a learner made.
+
+    Its metric is a plain mean of what they did.
+    """
 
     def tick(self, env, state):
         w, error = shoal.stage(self.learn, name="learn")(state["w"], state["x"])
         count, total = error.shape[0], error.sum()
         spread = jnp.sqrt(jnp.square(error).sum() / count - (total / count) ** 2 + 1e-3)
         keys, x = act(state["keys"], state["x"], w=state["w"] / spread)
-        return {"x": x, "keys": keys, "w": w}, {}
+        return {"x": x, "keys": keys, "w": w}, {"acted": x.mean()}
 
     @staticmethod
     def learn(w, x):

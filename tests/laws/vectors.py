@@ -147,7 +147,9 @@ ONE_VECTOR: dict[str, Callable[[Any], Any]] = {
     "median": jnp.median,
     "quantile": lambda x: jnp.quantile(x, jnp.array([0.25, 0.75])),
     "reduce": lambda x: lax.reduce(x, 1.0, lax.mul, (0,)),
+    "reduced in its own way": lambda x: lax.reduce(x, 0.0, lambda a, b: a + b * b, (0,)),
     "pooled": pooled,
+    "pooled by products": lambda x: lax.reduce_window(x, 1.0, lax.mul, (2,), (1,), "SAME"),
     "trapezoid": jnp.trapezoid,
     # Sorted, cumulative, by segments.
     "sort": jnp.sort,
@@ -155,6 +157,7 @@ ONE_VECTOR: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda x: jnp.argsort(jnp.argsort(x)) / 4,
     "sorted pairs": lambda x: lax.sort((x, jnp.arange(4.0)), num_keys=1)[1],
     "top_k": lambda x: lax.top_k(x, 2)[0],
+    "nearly the top": lambda x: lax.approx_max_k(x, 2)[0],
     "top places": lambda x: lax.top_k(x, 2)[1] / 4,
     "searchsorted": lambda x: jnp.searchsorted(EDGES, x) / 4,
     "digitize": lambda x: jnp.digitize(x, EDGES) / 4,

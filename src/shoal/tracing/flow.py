@@ -44,7 +44,7 @@ from shoal.tracing.equations import (
 from shoal.tracing.partial import partial_step
 from shoal.tracing.rowwise import in_blocks_p
 from shoal.tracing.rules import row_step
-from shoal.tracing.steps import Operation, Step, replicated
+from shoal.tracing.steps import UNCHANGED, Operation, Step, replicated
 
 Layouts = tuple[Layout, ...]
 LOST = Varying()
@@ -89,7 +89,9 @@ def _marked(step: Step, *, is_own: bool) -> Step:
     """`step`, whose results are only as exact as its operands."""
     if not is_own:
         return step
-    outs = (replace(x, own=True) if isinstance(x, Sharded | Partial) else x for x in step.outs)
+    outs = (
+        replace(x, own=True) if isinstance(x, Sharded | Partial) else ESTIMATE for x in step.outs
+    )
     return replace(step, outs=tuple(outs))
 
 
@@ -263,6 +265,8 @@ def plain_step(op: Operation) -> Step | None:
         return blocks_step(op)
     if kind.name == "scan":
         return _scan_over_rows(op)
+    if kind.name in UNCHANGED and LOST not in op.ins:
+        return Step(op.ins, op.ins)
     return step_of(op)
 
 

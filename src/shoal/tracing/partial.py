@@ -18,8 +18,7 @@ from shoal.tracing.steps import Operation, Step
 _MOVES = frozenset(  # numbers change places, and nothing else
     {
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "dynamic_slice"),
-        *("rev", "copy", "copy_p", "concatenate", "split", "optimization_barrier", "name"),
-        *("stack", "unstack", "tile", "device_put", "pvary"),
+        *("rev", "copy", "copy_p", "concatenate", "split", "name", "stack", "unstack", "tile"),
         *("dynamic_update_slice", "gather", "select_n", "stop_gradient"),
     }
 )
@@ -29,6 +28,7 @@ _LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "red
 _RISING = frozenset({"exp", "expm1", "exp2", "tanh", "logistic", "floor", "ceil", "round", "sign"})
 _RISING |= frozenset({"cbrt", "atan", "asinh", "erf"})
 _SUMS_OF = 32  # bits of the whole numbers that sums are taken in; narrower ones wrap round early
+_ROUNDED_TO = 16  # bits of the real numbers that parts may be rounded to; narrower ones are coarse
 _OPPOSITE = {"max": "min", "min": "max"}
 
 
@@ -66,9 +66,10 @@ def _made(op: Operation, ins: tuple[Layout, ...], out: Partial) -> Step:
 
 
 def _gathers_what_is_there(op: Operation) -> bool:
-    """Whether nothing is filled in: a filling of whole numbers would be summed up."""
-    filled = "fill" in str(op.params.get("mode")).lower()
-    return not filled or jnp.issubdtype(op.equation.outvars[0].aval.dtype, jnp.inexact)
+    """Whether nothing is filled in but NaNs or zeros: anything else would be summed up."""
+    filled, value = "fill" in str(op.params.get("mode")).lower(), op.params.get("fill_value")
+    is_nan = _is_inexact(op) and (value is None or np.isnan(value))
+    return not filled or is_nan or (value is not None and value == 0)
 
 
 def _sums(op: Operation, part: Partial) -> Step | None:
@@ -78,14 +79,14 @@ def _sums(op: Operation, part: Partial) -> Step | None:
         kind in _LINEAR
         or (one and kind in ("mul", "dot_general", "conv_general_dilated"))
         or (one and kind == "div" and isinstance(ins[0], Partial) and _is_inexact(op))
-        or (kind == "convert_element_type" and _keeps_sums(op))
+        or kind == "convert_element_type"
         or (kind == "pad" and isinstance(ins[0], Partial) and _is_zero(op.equation.invars[1]))
     )
     if linear:
-        return _made(op, ins, part)
+        return _made(op, ins, part) if _keeps_sums(op) else None
     if kind in ("add", "sub", "add_any"):
         return _made(op, (part,) * len(ins), part)
-    if kind in ("scatter-add", "scatter_add") and isinstance(ins[1], Replicated):
+    if kind in ("scatter-add", "scatter_add", "scatter-sub") and isinstance(ins[1], Replicated):
         return _made(op, (part, ins[1], part), part)
     return None
 
@@ -123,15 +124,20 @@ def _is_inexact(op: Operation) -> bool:
 
 
 def _keeps_sums(op: Operation) -> bool:
-    """Whether the sum may be taken after the conversion: a sum that wraps round must wrap alike."""
-    old, new = op.equation.invars[0].aval.dtype, op.equation.outvars[0].aval.dtype
+    """Whether the sum may be taken in the result's type: a sum that wraps round must wrap alike."""
+    at = next(i for i, x in enumerate(op.ins) if isinstance(x, Partial))
+    old, new = op.equation.invars[at].aval.dtype, op.equation.outvars[0].aval.dtype
     if jnp.issubdtype(old, jnp.inexact):
-        return jnp.issubdtype(new, jnp.inexact)
+        return _is_wide(new)
     if old == np.bool_ or new == np.bool_:
         return False
-    if jnp.issubdtype(new, jnp.inexact):
-        return jnp.iinfo(old).bits >= _SUMS_OF
+    if jnp.issubdtype(new, jnp.inexact):  # a difference of unsigned numbers wraps round, too
+        return old.kind == "i" and jnp.iinfo(old).bits >= _SUMS_OF and _is_wide(new)
     return jnp.iinfo(new).bits <= jnp.iinfo(old).bits
+
+
+def _is_wide(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= _ROUNDED_TO
 
 
 def _widens(old: Any, new: Any) -> bool:
@@ -140,8 +146,10 @@ def _widens(old: Any, new: Any) -> bool:
 
 def _keeps_order(op: Operation) -> bool:
     old, new = op.equation.invars[0].aval.dtype, op.equation.outvars[0].aval.dtype
-    if old == np.bool_ or jnp.issubdtype(new, jnp.floating):
-        return not jnp.issubdtype(old, jnp.complexfloating)
+    if jnp.issubdtype(new, jnp.floating):
+        return _is_wide(new)
+    if old == np.bool_:
+        return True
     return jnp.issubdtype(old, jnp.integer) and _widens(old, new) and (old.kind == new.kind)
 
 

@@ -20,10 +20,12 @@ from shoal.graph.layout import (
     REPLICATED,
     Findings,
     Layout,
+    Partial,
     Sharded,
     Varying,
     in_node,
     inside,
+    is_exact,
     join,
     outside,
 )
@@ -35,13 +37,14 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
     `wide` is the loop with twice as many environments, if it does the same work then: where
     environments are mixed, shapes that follow their number show that there are rows again.
     """
-    walk = Walk(envs)
+    twins = wide.values if wide is not None and list(wide.values) == list(graph.values) else {}
+    axes = {name: axis_of(graph.values[name].shape, x.shape, envs) for name, x in twins.items()}
+    walk = Walk(envs, axes)
     for name in graph.inputs:
         walk.layouts[name] = Sharded(carried[name]) if name in carried else REPLICATED
     walk.nodes(graph.nodes)
-    twins = wide.values if wide is not None and list(wide.values) == list(graph.values) else {}
     values = {
-        name: _value(value, walk.layouts.get(name, REPLICATED), twins.get(name), envs)
+        name: _value(value, walk.layouts.get(name, REPLICATED), axes.get(name))
         for name, value in graph.values.items()
     }
     # What a host stage reads by rows crosses and is kept by rows, also where all rows are alike.
@@ -50,12 +53,11 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
     return _by_rows(replace(graph, values=values), envs)
 
 
-def _value(value: Value, layout: Layout, twin: Value | None, envs: int) -> Value:
+def _value(value: Value, layout: Layout, axis: int | None) -> Value:
     found = replace(value, layout=layout)
     if isinstance(layout, Sharded) and not found.differs:
         return replace(found, axis=layout.axis)
-    axis = axis_of(value.shape, twin.shape, envs) if twin and found.differs else None
-    return replace(found, axis=axis)
+    return replace(found, axis=axis if found.differs else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Walk:
     """A walk over a graph; what it finds out fills the table as it goes."""
 
     envs: int
+    axes: Mapping[str, int | None] = field(default_factory=dict)  # by shape, where they are known
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
@@ -78,12 +81,25 @@ class Walk:
 
     def leaf(self, node: Any) -> None:
         """Walk over one node without nodes inside."""
+        known = self.layouts
+        if isinstance(node, Stage):
+            known = {v: self._exactly(v) for v in node.reads}
         try:
-            outs = node.code.layouts(self.layouts, self.envs, Findings())
+            outs = node.code.layouts(known, self.envs, Findings())
         except Exception:  # a cut of what can't be analysed is refused, with its line
             outs = dict.fromkeys(node.writes, Varying())
         for name, layout in outs.items():
             self.layouts[name] = in_node(layout, node.name, node.source)
+
+    def _exactly(self, value: str) -> Layout:
+        """How a stage reads a value: glue before it can run where all rows are."""
+        layout = self.layouts[value]
+        if not isinstance(layout, Partial) and is_exact(layout):
+            return layout
+        if value not in self.axes:
+            return layout
+        axis = self.axes[value]
+        return REPLICATED if axis is None else Sharded(axis)
 
     def loop(self, loop: Loop) -> None:
         """Walk over a loop until the layouts of what it carries settle."""

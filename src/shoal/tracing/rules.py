@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from shoal.graph.layout import REPLICATED, Layout, Partial, Replicated, Sharded
 from shoal.tracing.steps import ELEMENTWISE, Operation, Rule, Step
 
@@ -96,6 +98,12 @@ def _reduced(how: str) -> Rule:
         return Step(op.ins, (Partial(how),))
 
     return rule
+
+
+def _logical(how: str) -> Rule:
+    """As extremes of flags; of whole numbers, they join bits."""
+    flags, bits = _reduced(how), _without("axes")
+    return lambda op: (flags if op.equation.outvars[0].aval.dtype == np.bool_ else bits)(op)
 
 
 def _along(key: str) -> Rule:
@@ -320,7 +328,7 @@ def _aligned(op: Operation, wants: tuple[Layout, ...]) -> Step | None:
 def _scatter_sum(op: Operation, batch: Sequence[int]) -> Step | None:
     """Rows added up where their indices say: a contribution of each replica's."""
     how = {"scatter-add": "sum", "scatter_add": "sum", "scatter_max": "max", "scatter-max": "max"}
-    how |= {"scatter_min": "min", "scatter-min": "min"}
+    how |= {"scatter_min": "min", "scatter-min": "min", "scatter-sub": "sum"}
     kind, numbers = op.equation.primitive.name, op.params["dimension_numbers"]
     indices, updates = op.rows(1), op.rows(2)
     rows = updates or (indices and indices.at(batch[indices.axis]))
@@ -408,11 +416,6 @@ def _bitcast(op: Operation) -> Step | None:
     return Step(op.ins, (rows,)) if rows is not None and rows.axis < min(ranks) else None
 
 
-def _each(op: Operation) -> Step | None:
-    """Operands go through as they are."""
-    return Step(op.ins, op.ins)
-
-
 def _map_rows(op: Operation) -> Step | None:
     """A stage per environment: rows in, rows out, and what it shares the same everywhere."""
     first = op.params["shared"]
@@ -452,8 +455,9 @@ RULES: dict[str, Rule] = {
     "reduce_sum": _reduced("sum"),
     "reduce_max": _reduced("max"),
     "reduce_min": _reduced("min"),
-    "reduce_or": _reduced("max"),
-    "reduce_and": _reduced("min"),
+    "reduce_or": _logical("max"),
+    "reduce_and": _logical("min"),
+    "reduce": _without("dimensions"),
     **dict.fromkeys(("reduce_prod", "reduce_xor", "argmax", "argmin"), _without("axes")),
     "dot_general": _dot,
     "gather": _gather,
@@ -464,9 +468,16 @@ RULES: dict[str, Rule] = {
         ("scatter-min", "scatter_min", "scatter-max", "scatter_max", "scatter-sub"), _scatter
     ),
     "top_k": _top_k,
+    "approx_top_k": _along("reduction_dimension"),
     "conv_general_dilated": _convolution,
     **dict.fromkeys(
-        ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
+        (
+            "reduce_window",
+            "reduce_window_max",
+            "reduce_window_min",
+            "reduce_window_sum",
+            "select_and_scatter_add",
+        ),
         _window,
     ),
     "select_and_gather_add": _window,
@@ -481,5 +492,4 @@ RULES: dict[str, Rule] = {
     "random_wrap": _random_wrap,
     "bitcast_convert_type": _bitcast,
     "shoal_map_rows": _map_rows,
-    **dict.fromkeys(("optimization_barrier", "pvary", "device_put"), _each),
 }

@@ -103,6 +103,7 @@ def replicated(equation: Any, ins: Sequence[Layout]) -> tuple[Layout, ...]:
     return (Replicated(uniform_axes(equation, ins)),)
 
 
+UNCHANGED = frozenset({"optimization_barrier", "pvary", "device_put"})  # each operand as it is
 ELEMENTWISE = frozenset(
     {
         *("abs", "neg", "sign", "conj", "real", "imag", "complex", "log2", "one_minus_square"),
