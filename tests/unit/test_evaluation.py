@@ -19,7 +19,8 @@ from shoal.cli.main import main
 from shoal.envs import Box, Environment, HostEnvironment, Moves, Transition, key_rows
 from shoal.errors import SettingError
 from shoal.runs.agent import Agent
-from shoal.runs.evaluating import evaluations_in, iqm
+from shoal.runs.comparing import iqm
+from shoal.runs.listing import listed
 from unit.toy_loop import check_error
 
 LONG, TICKS = 7, 5  # steps of an episode, ticks of a run
@@ -251,7 +252,7 @@ def test_sampled_actions_are_those_of_the_seed_and_differ_from_step_to_step(worl
 def test_evaluations_are_written_with_their_protocol_and_read_back(tmp_path):
     found = agent(WORLD).evaluate(1, seed=4)
     path = found.write(tmp_path)
-    (read,) = evaluations_in(tmp_path)
+    (read,) = listed(tmp_path).evaluations()
     assert json.loads(path.read_text()) == read
     said = {"tick": 3, "episodes": 1, "seed": 4, "actions": "greedy", "return_iqm": float(LONG)}
     assert {name: read[name] for name in said} == said
@@ -268,7 +269,7 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end(values):
 def test_what_training_returns_acts_and_is_evaluated_and_has_a_short_repr(tiny_run):
     done = tiny_run
     found = done.evaluate(episodes=3, steps=20)
-    assert evaluations_in(done.folder)[-1]["returns"] == list(found.returns)
+    assert listed(done.folder).evaluations()[-1]["returns"] == list(found.returns)
     assert int(done.act(np.zeros(4))) == int(shoal.load(done.folder).act(np.zeros(4)))
     assert shoal.load(done.folder).evaluate(3, steps=20) == found
     assert len(repr(done)) < 200

@@ -64,6 +64,26 @@ COMMANDS = (
         "shoal eval [RUN] [OPTIONS]",
     ),
     Command(
+        "runs", AFTER, "list the runs, the newest first", "runs:list_runs",
+        "shoal runs",
+        "shoal runs [FOLDER]; shoal runs compare | plot | rm RUN ...",
+    ),
+    Command(
+        "runs compare", AFTER, "compare groups of runs, with intervals", "runs:compare_runs",
+        "shoal runs compare ppo-cartpole a2c-cartpole",
+        "shoal runs compare RUN ...",
+    ),
+    Command(
+        "runs plot", AFTER, "draw learning curves of groups of runs", "runs:plot_runs",
+        "shoal runs plot ppo-cartpole a2c-cartpole --out curves.svg",
+        "shoal runs plot RUN ... [OPTIONS]",
+    ),
+    Command(
+        "runs rm", AFTER, "remove runs", "runs:remove_runs",
+        "shoal runs rm mine --yes",
+        "shoal runs rm RUN ... [--yes]",
+    ),
+    Command(
         "report", AFTER, "write a page with all about runs, in one file", "pages:report",
         "shoal report runs/mine",
         "shoal report [RUN ...] [OPTIONS]",

@@ -5,18 +5,71 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
 from shoal.cli.files import run_folder
+from shoal.errors import SettingError
+from shoal.runs.folder import new_folder
 from shoal.runs.job import Trained
-from shoal.runs.options import ResumeOptions, TrainOptions
+from shoal.runs.options import LOOP, Doc, ResumeOptions, TrainOptions
 from shoal.runs.resuming import resumed
 from shoal.runs.training import trained
 
+MOST_SEEDS = 1000
 
-def train(options: TrainOptions) -> int:
+
+@dataclass(frozen=True)
+class TrainSeedsOptions(TrainOptions):
+    """The options of `shoal train`: those of `shoal.train`, and several seeds."""
+
+    _: KW_ONLY
+    seeds: Annotated[str | None, Doc("a run for each, in a folder of their own", LOOP, "0-4")] = (
+        None
+    )
+
+
+def train(options: TrainSeedsOptions) -> int:
+    """Train once or with several seeds, and print how it ended."""
+    if options.seeds is None:
+        return train_once(options)
+    seeds = seeds_of(options.seeds)
+    if options.seed:
+        raise SettingError("--seed and --seeds are both given", "Give one of them.")
+    made = new_folder(Path(options.folder), options.name, _title(options))
+    for number, seed in enumerate(seeds, 1):
+        print(f"Seed {seed} ({number} of {len(seeds)}), in {made}/")
+        one = replace(options, seed=seed, seeds=None, name=f"seed-{seed}", folder=made)
+        if code := train_once(one):
+            return code
+    print(f"Compare these runs with others: shoal runs compare {made} ...")
+    return 0
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds of `0-4` or `1,5,9`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise SettingError(f"--seeds {text} are no seeds", "Write 0-4, or 1,5,9.")
+        found += range(int(first), int(last or first) + 1)
+    if not found or len(found) > MOST_SEEDS or len(set(found)) < len(found):
+        raise SettingError(
+            f"--seeds {text} are {len(found)} seeds", f"Give 1 to {MOST_SEEDS} different ones."
+        )
+    return found
+
+
+def _title(options: TrainOptions) -> str:
+    """What runs are called whose name isn't given."""
+    return f"{Path(str(options.algorithm)).name}-{options.env or ''}"
+
+
+def train_once(options: TrainOptions) -> int:
     """Train, and print how it ended."""
     console = Console(highlight=False, soft_wrap=True)
     with _waiting("tracing and planning", console) as announce:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.runs.comparing import iqm
 from shoal.runs.folder import write_json
+from shoal.runs.listing import EVALUATIONS
 from shoal.runs.options import check_values
 from shoal.shapes import Count, Seed
 
 EPISODE = 27_000  # steps after which an episode counts with its return so far
-FOLDER = "evaluations"  # of a run
 
 
 @dataclass(frozen=True)
@@ -108,25 +108,7 @@ class Evaluation:
     def write(self, folder: Path) -> Path:
         """Write it into a run's folder; returns the file."""
         how = f"{self.protocol.actions}-{self.protocol.episodes}-seed-{self.protocol.seed}"
-        path = folder / FOLDER / f"tick-{self.tick}-{how}.json"
+        path = folder / EVALUATIONS / f"tick-{self.tick}-{how}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, self.to_json())
         return path
-
-
-def iqm(values: Sequence[float]) -> float:
-    """The mean of the middle half: a quarter of the values is left out at each end."""
-    ordered = np.sort(np.asarray(values, np.float64))
-    out = len(ordered) // 4
-    return float(np.mean(ordered[out : len(ordered) - out]))
-
-
-def evaluations_in(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations in a run's folder, newest tick last; files that are damaged are left out."""
-    found = []
-    for path in (folder / FOLDER).glob("*.json"):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
-    return sorted(found, key=lambda one: one["tick"])

@@ -57,6 +57,7 @@ class RunFile(TypedDict):
     elastic: NotRequired[dict[str, list[Count]]]
     extended: NotRequired[list[Extension]]
     log: NotRequired[list[str]]
+    made: NotRequired[list[dict[str, Any]]]
 
 
 def new_folder(root: Path, name: str | None, title: str) -> Path:
@@ -130,7 +131,8 @@ def read_run(folder: Path) -> RunFile:
 
 def newest_run(folder: Path) -> Path:
     """The run in a folder that was started last."""
-    found = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
+    files = [path for deep in ("*", "*/*") for path in folder.glob(f"{deep}/run.json")]
+    found = {path.parent: path.stat().st_mtime for path in files}
     if not found:
         raise SettingError(
             f"there is no run in {folder}", "Name its folder, or begin one with `shoal train`."

@@ -32,6 +32,7 @@ from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_jso
 from shoal.runs.options import RunOptions
 from shoal.runs.pace import Pace, pace
 from shoal.runs.progress import MEASURED, Progress
+from shoal.runs.provenance import provenance
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import (
     Episodes,
@@ -139,6 +140,7 @@ def describe(job: Job, drawn: Plan, before: Mapping[str, Any], options: RunOptio
         "step_timeout": chosen("step_timeout", None),
         "elastic": {f.name: [f.least, f.most] for f in drawn.distribution.elastic},
         "extended": before.get("extended", []), "log": _log_names(options, before),
+        "made": [*before.get("made", []), provenance()],
     }  # fmt: skip
 
 
