@@ -127,6 +127,19 @@ class MissingExtraError(ShoalError):
         )
 
 
+def of_user_code(what: str, error: Exception) -> ShoalError:
+    """An error in the user's code before anything was started: what failed, why, and where."""
+    if isinstance(error, ShoalError):
+        return error
+    where = user_place(error)
+    if isinstance(error, SyntaxError):
+        where = short_place(error.filename or "", error.lineno or 0)
+    why = f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
+    return SettingError(
+        f"{what}: {why}", "Correct it there; --debug shows the whole traceback.", where
+    )
+
+
 class RowError(Exception):
     """An error in one environment of many: `row` is its index, `cause` the exception."""
 

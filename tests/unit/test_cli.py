@@ -262,8 +262,8 @@ def test_an_error_is_one_line_and_has_a_traceback_only_with_debug(folder):
     [
         (["train", "pp", "CartPole-v1"], ["unknown algorithm `pp`", "`ppo`"]),
         (["train", *OWN, "--set", "rat=1"], ["unknown setting of Mine `rat`", "`rate`"]),
-        (["train", *OWN, "--set", "rate=fast"], ["Mine.rate is a float, not 'fast'"]),
-        (["train", *OWN, "--set", "grows=1"], ["Mine.grows is a bool, not 1"]),
+        (["train", *OWN, "--set", "rate=fast"], ["Mine.rate is a number, not 'fast'"]),
+        (["train", *OWN, "--set", "grows=1"], ["Mine.grows is true/false, not 1"]),
         (["train", *OWN, "--set", "rate"], ["--set rate", "NAME=VALUE"]),
         (["train", *OWN, "--backend", "thread"], ["unknown backend `thread`", "`threads`"]),
         (["train", *OWN, "--ticks", "0"], ["ticks=0", "Set ticks to 1 or more"]),
@@ -296,7 +296,7 @@ def test_a_command_line_error_says_how_to_fix_it(words, expected, folder, monkey
 
 def test_an_error_in_user_code_names_its_line(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    assert main(["graph", "mine.py:Unsaid", "mine.py:World"]) == 1
+    assert main(["graph", "mine.py:Unsaid", "mine.py:World"]) == 2
     err = capsys.readouterr().err
     expected = ["AssertionError (", "mine.py:", "--debug"]
     assert [word for word in expected if word not in err] == [], err
@@ -325,7 +325,7 @@ def test_a_file_that_cannot_be_written_is_reported(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "is.txt").mkdir()
     assert main(["graph", *OWN, "--out", "is.txt"]) == 2
-    assert "can't write is.txt: Is a directory" in capsys.readouterr().err
+    assert "can't write is.txt: it is a folder" in capsys.readouterr().err
 
 
 def test_settings_reach_an_environment_that_a_file_makes(folder, monkeypatch, capsys):

@@ -22,7 +22,7 @@ class AlgorithmsOptions:
 
 def algorithms(options: AlgorithmsOptions) -> int:
     """Print every algorithm in a few lines, or one with its settings."""
-    if options.name:
+    if options.name is not None:
         print(described(options.name))
     else:
         end = "shoal algorithms NAME shows the settings of one, with their defaults."

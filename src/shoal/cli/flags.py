@@ -19,6 +19,7 @@ from shoal.runs.options import (
     GROUPS,
     Doc,
     LoopOptions,
+    check_values,
     doc_of,
     hints_of,
     option_of,
@@ -44,6 +45,7 @@ MEANS = {
     "learner_devices": "devices that learn",
 }
 COUNTED = ("actors", "workers", "envs")  # parameters that may say from how many to how many
+LENGTHS = (("steps", "ticks"), ("ticks", "steps"))  # two ways to say how long a run is
 ALIASES = {"settings": "--set", "env_settings": "--env-set"}
 
 
@@ -94,7 +96,7 @@ class Flag:
 def flags_of(kind: type, words: Words) -> list[Flag]:
     """All flags of a command with options of this kind, as far as its words determine them."""
     found = list(_option_flags(kind, words))
-    if PARAMETERS in hints_of(kind):
+    if any(flag.option == "distribute" for flag in found):
         found += _parameter_flags(words)
     taken = {spelling for flag in found for spelling in flag.spellings}
     is_loop = words.algorithm and issubclass(kind, LoopOptions)
@@ -114,19 +116,12 @@ def signature_of(flags: Sequence[Flag]) -> Signature:
 
 def options_of(kind: type, flags: Sequence[Flag], given: Mapping[str, Any], words: Words) -> Any:
     """The options object of a command from what its flags were given; a TOML file fills in."""
-    values = config_of(kind, words)
-    for flag in flags:
-        value = given.get(flag.slot)
-        if value is None or value == []:
-            continue
-        read = _reader(flag)
-        value = [read(text) for text in value] if isinstance(value, list) else read(value)
-        if flag.key:
-            values[flag.option] = {**values.get(flag.option, {}), flag.key: value}
-        elif flag.option in TABLES:
-            values[flag.option] = {**values.get(flag.option, {}), **dict(value)}
-        else:
-            values[flag.option] = tuple(value) if isinstance(value, list) else value
+    values, said = config_of(kind, words), said_by(flags, given, words)
+    for one, other in LENGTHS:  # a flag takes the place of either in the file
+        if one in said and other not in said:
+            values.pop(other, None)
+    for option, value in said.items():
+        values[option] = {**values.get(option, {}), **value} if option in TABLES else value
     if "words" in hints_of(kind):
         values["words"] = words.all
     for field in dataclasses.fields(kind):
@@ -136,7 +131,29 @@ def options_of(kind: type, flags: Sequence[Flag], given: Mapping[str, Any], word
             raise SettingError(
                 f"{words.title}: {name} is missing", f"`{words.title} --help` has an example."
             )
-    return kind(**values)
+    return check_values(kind(**values))
+
+
+def said_by(flags: Sequence[Flag], given: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    """The options that flags were given; one that two flags set differently is refused."""
+    said: dict[str, Any] = {}
+    for flag in flags:
+        value = given.get(flag.slot)
+        if value is None or value == []:
+            continue
+        read = _reader(flag)
+        value = [read(text) for text in value] if isinstance(value, list) else read(value)
+        if flag.option not in TABLES:
+            said[flag.option] = tuple(value) if isinstance(value, list) else value
+            continue
+        table = said.setdefault(flag.option, {})
+        if flag.key and flag.key in table and table[flag.key] != value:
+            raise SettingError(
+                f"{words.title}: {flag.name} and --set {flag.key}={table[flag.key]} differ",
+                "Give one of them.",
+            )
+        table.update({flag.key: value} if flag.key else dict(value))
+    return said
 
 
 def _reader(flag: Flag) -> Read:

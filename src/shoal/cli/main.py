@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Signature
+from itertools import pairwise
 from typing import Any
 
 from cyclopts import App, CycloptsError, Group
@@ -150,7 +151,7 @@ def _nothing() -> None:
 
 def _switches(kind: type) -> list[str]:
     """The flags of a command that take no value."""
-    return [flag.name for flag in flags_of(kind, Words("")) if flag.read is None]
+    return _switch_names(flags_of(kind, Words("")))
 
 
 def _refusal(error: CycloptsError, words: Words, flags: Sequence[Flag]) -> ShoalError:
@@ -169,9 +170,24 @@ def _refusal(error: CycloptsError, words: Words, flags: Sequence[Flag]) -> Shoal
             return SettingError(f"{words.title}: {name} is given without a value", helps)
         case UnusedCliTokensError():
             spare = " ".join(error.unused_tokens or [])[:60]
+            if (switch := _before(spare, words.rest)) in _switch_names(flags):
+                off = switch.replace("--", "--no-", 1)
+                return SettingError(
+                    f"{words.title}: {switch} takes no value, and is given `{spare}`",
+                    f"Write {switch} or {off}.",
+                )
             return SettingError(f"{words.title}: `{spare}` is too much", helps)
     text = " ".join(str(error).split())
     return SettingError(f"{words.title}: {text[:200]}", helps)
+
+
+def _before(word: str, words: Sequence[str]) -> str:
+    """The word before the first that is `word`; empty where there is none."""
+    return next((one for one, after in pairwise(words) if after == word), "")
+
+
+def _switch_names(flags: Sequence[Flag]) -> list[str]:
+    return [flag.name for flag in flags if flag.read is None]
 
 
 def setting_called(given: str) -> str:

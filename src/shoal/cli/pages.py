@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from shoal.cli.files import run_folder, write_text
+from shoal.cli.files import check_file, run_folder, write_text
 from shoal.pages import RunView, report_page
 from shoal.pages.live import LOOPBACK, Server
 from shoal.runs.options import Doc
+from shoal.shapes import Between
 
 PAGE, OUTPUT = "The page", "Output"
 RUNS = Doc("folders, or names of runs in runs/; by default the newest there", "", "RUN")
@@ -22,7 +23,7 @@ class WatchOptions:
 
     runs: Annotated[tuple[str, ...], RUNS] = ()
     _: KW_ONLY
-    port: Annotated[int, Doc("of the page", PAGE, "N", "any that is free")] = 0
+    port: Annotated[int, Between(0, 65535), Doc("of the page", PAGE, "N", "any that is free")] = 0
     open: Annotated[bool, Doc("open the page in the browser", PAGE)] = False
 
 
@@ -53,6 +54,7 @@ def report(options: ReportOptions) -> int:
     """Write a page with all about some runs, by default into the folder of the only one."""
     folders = _folders(options.runs)
     out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    check_file(out)
     write_text(out, report_page([RunView(folder) for folder in folders]))
     print(f"Written to {out}")
     return 0

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from shoal.cli.files import write_text
+from shoal.cli.files import check_file, write_text
 from shoal.compile_cache import use_compile_cache
 from shoal.envs.registry import FAMILIES
 from shoal.errors import SettingError, ShoalError, printable
@@ -33,14 +33,15 @@ from shoal.shapes import Count, Seed
 from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
-OUTPUT = "Output"
+OUTPUT, FORMATS = "Output", (".txt", ".json", ".html")
 OUT = Doc("write a .txt, .json or .html file instead", OUTPUT, "FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(LoopOptions):
-    """The options of `shoal graph`."""
+    """The options of `shoal graph`, which has nothing to do with how the loop is distributed."""
 
+    distribute: Annotated[None, Doc()] = None
     out: Annotated[Path | None, OUT] = None
 
 
@@ -86,6 +87,7 @@ class SavedOptions:
 
 def graph(options: GraphOptions) -> int:
     """Print the graph that a loop is traced to."""
+    check_file(options.out, *FORMATS)
     job = make_job(options)
     found = trace(job.algorithm, job.env, envs=job.envs)
     return _show(
@@ -95,6 +97,8 @@ def graph(options: GraphOptions) -> int:
 
 def plan(options: PlanOptions) -> int:
     """Print how a loop would run."""
+    check_file(options.out, *FORMATS)
+    check_file(options.save)
     drawn, _ = _drawn(options)
     if options.save is not None:
         save_plan(drawn, options.save)
@@ -111,6 +115,7 @@ def verify(options: VerifyOptions) -> int:
 
 def record(options: RecordOptions) -> int:
     """Write what one fragment takes from another to a file."""
+    check_file(options.out)
     drawn, job = _drawn(options, options.ticks)
     state = drawn.graph.origin.start(options.seed, job.envs)
     recording = Recording(options.edge, job.ticks, options.words)
@@ -189,13 +194,7 @@ def _show(out: Path | None, text: str, data: Json, page: Callable[[Json], str]) 
     if out is None:
         print(text)
         return 0
-    forms = {
-        ".txt": lambda: text + "\n",
-        ".json": lambda: json.dumps(data, indent=1) + "\n",
-        ".html": lambda: page(data),
-    }
-    if out.suffix not in forms:
-        raise SettingError(f"can't write {out}", f"Let its name end in {', '.join(forms)}.")
-    write_text(out, forms[out.suffix]())
+    forms = (lambda: text + "\n", lambda: json.dumps(data, indent=1) + "\n", lambda: page(data))
+    write_text(out, forms[FORMATS.index(out.suffix)]())
     print(f"Written to {out}")
     return 0

@@ -41,7 +41,9 @@ def status(options: StatusOptions) -> int:
 
 def scale(options: ScaleOptions) -> int:
     """Request other numbers of replicas."""
-    counts = dict(replica_count(text) for text in options.counts)
+    pairs = [replica_count(text) for text in options.counts]
+    if len(counts := dict(pairs)) < len(pairs):
+        raise SettingError("a fragment is given two counts", "Give each fragment one.")
     line = want(run_folder(options.run), counts)
     print("Asked for " + ", ".join(f"{count} of {name}" for name, count in line.items()))
     return 0
@@ -50,6 +52,6 @@ def scale(options: ScaleOptions) -> int:
 def replica_count(text: str) -> tuple[str, int]:
     """A fragment and a count, from `actor=4`."""
     name, equals, count = text.partition("=")
-    if not (equals and count.isdecimal()):
+    if not (equals and count.isdecimal() and len(count) < 10):
         raise SettingError(f"`{text}` is no count of a fragment", "Write it as actor=4.")
     return name, int(count)

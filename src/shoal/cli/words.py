@@ -34,7 +34,7 @@ class Words:
     @property
     def flags(self) -> set[str]:
         """The words that are flags, without their values."""
-        return {word.partition("=")[0] for word in self.rest if word.startswith("--")}
+        return {word.partition("=")[0] for word in self.rest if word.startswith("--")} - {"--"}
 
     @property
     def asks_for_help(self) -> bool:
@@ -62,24 +62,26 @@ def scanned(title: str, words: Sequence[str], switches: Collection[str]) -> Word
 
 def _without_config(title: str, words: Sequence[str]) -> tuple[list[str], str]:
     """The words without `--config FILE`, and the file."""
-    rest, file, ahead = [], "", iter(words)
+    rest, files, ahead = [], [], iter(words)
     for word in ahead:
         if word == CONFIG:
-            file = next(ahead, "")
-            if not file:
-                raise SettingError(f"{title}: {CONFIG} takes a TOML file", "Name one after it.")
+            files.append(next(ahead, ""))
         elif word.startswith(f"{CONFIG}="):
-            file = word.partition("=")[2]
+            files.append(word.partition("=")[2])
         else:
             rest.append(word)
-    return rest, file
+    if len(files) > 1 or "" in files:
+        raise SettingError(f"{title}: {CONFIG} takes one TOML file", "Name one after it.")
+    return rest, files[0] if files else ""
 
 
 def _positional(words: Sequence[str], switches: Collection[str]) -> Iterator[str]:
     """The words that are no flags and no values of flags."""
-    is_value = False
-    for word in words:
-        if word.startswith("--"):
+    is_value, ahead = False, iter(words)
+    for word in ahead:
+        if word == "--":  # none after it is a flag
+            yield from ahead
+        elif word.startswith("--"):
             is_value = "=" not in word and word not in switches and word not in HELP
         elif is_value:
             is_value = False

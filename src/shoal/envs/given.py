@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.envs.environment import Environment
 from shoal.envs.hosted import HostEnvironment
-from shoal.errors import SettingError
+from shoal.errors import SettingError, of_user_code
 
 # The base class of each library's environments: its package and name, and the family here.
 BASES = {
@@ -110,19 +110,26 @@ def _environment(family: str, name: str, given: Settings, make: Any) -> Any:
 def called(make: Callable[..., Any], given: Settings) -> Any:
     """What a class or function makes with these settings."""
     _check(make, given)
-    return make(**dict(given))
+    try:
+        return make(**dict(given))
+    except Exception as error:
+        raise of_user_code(f"{_name(make)} failed", error) from error
 
 
 def _check(make: Callable[..., Any], given: Settings) -> None:
     """Refuse settings that a class or function doesn't take."""
-    name = getattr(make, "__name__", "the environment's factory")
     try:
         signature(make).bind(**dict(given))
     except TypeError as error:
+        said = ", ".join(dict(given)) or "no settings"
         raise SettingError(
-            f"{name} can't be called with {', '.join(dict(given)) or 'no settings'}: {error}",
+            f"{_name(make)} can't be called with {said}: {error}",
             f"It takes: {signature(make)}.",
         ) from error
+
+
+def _name(make: Callable[..., Any]) -> str:
+    return getattr(make, "__name__", "the environment's factory")
 
 
 def _takes(make: Callable[..., Any], given: Settings) -> bool:

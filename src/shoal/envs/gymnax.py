@@ -1,7 +1,7 @@
 """Environments of gymnax 0.x and 1.x: classic control, MinAtar, bsuite and more."""
 
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ from shoal.envs.environment import Transition
 from shoal.envs.later import loaded_later
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
+from shoal.shapes import Between, misfit
 
 with loaded_later("seaborn", "matplotlib.pyplot"):  # they draw, and take a second to load
     import gymnax
     from gymnax.environments import spaces as gymnax_spaces
 
+TIME_LIMIT = "max_steps_in_episode"
 NEVER = np.iinfo(np.int32).max // 2
 
 
@@ -74,7 +76,7 @@ class GymnaxSimulator:
         else:
             # 0.x merges the two: what would end without a time limit too has terminated. XLA
             # computes once what both calls share.
-            unlimited = params.replace(max_steps_in_episode=NEVER)
+            unlimited = params.replace(**{TIME_LIMIT: NEVER})
             terminated = env.step_env(key, state, action, unlimited)[3]
             truncated = done
         reward = jnp.asarray(reward, jnp.float32)
@@ -111,7 +113,10 @@ def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> _Made:
                 f"{name} can't be made with {', '.join(arguments)}: {error}",
                 f"Its settings are {', '.join(sorted(known))}.",
             ) from error
-        params = params.replace(**{key: value for key, value in settings if key in known})
+        changed = {key: value for key, value in settings if key in known}
+        for key, value in changed.items():
+            _check_setting(name, key, value, getattr(defaults, key))
+        params = params.replace(**changed)
         return _made(env, params)
 
 
@@ -124,6 +129,19 @@ def _of(given: Given) -> _Made:
 def _made(env: Any, params: Any) -> _Made:
     spaces = env.observation_space(params), env.action_space(params)
     return _Made(env, params, *(_space(space) for space in spaces))
+
+
+def _check_setting(name: str, key: str, value: Any, default: Any) -> None:
+    """Refuse what can't stand for a parameter that is a number or a switch."""
+    if not isinstance(default, int | float):
+        return
+    low = 1 if key == TIME_LIMIT else -NEVER
+    kind: Any = type(default)  # of a float, a whole number will do
+    wanted = kind if kind is bool else Annotated[kind, Between(low, NEVER)]
+    if wrong := misfit(value, wanted):
+        raise SettingError(
+            f"{name} can't be made with {key}: {wrong}", f"By default it is {default}."
+        )
 
 
 def _space(space: Any) -> Box | Discrete:

@@ -19,10 +19,14 @@ from shoal.planning.policy import DistributionPolicy
 from shoal.rl.ranges import SYNONYMS
 from shoal.runs.options import LoopOptions, option_of, shown
 from shoal.runs.recipes import load_file
+from shoal.shapes import NAMES
 
 NONE = "none"  # the environment of a loop that has none
 USUAL_ENVS, USUAL_TICKS = 16, 100
 FILE = ".py:"  # what the name of an object in a file has
+KINDS: dict[type, str] = {  # of settings, as messages say them
+    **NAMES, tuple: "a tuple such as 64,64 (of one: 64,)", type(None): "a number or None",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def make_algorithm(named: Any, settings: Mapping[str, Any], preset: Preset | Non
     if not isinstance(named, str):
         return with_settings(named, settings)
     if FILE in named:
-        return with_settings(_made(load(named)), settings)
+        return with_settings(_made(load(named), {}), settings)
     if named not in ALGORITHMS:
         raise UnknownNameError("algorithm", named, ALGORITHMS)
     return with_settings(preset.algorithm if preset else ALGORITHMS[named](), settings)
@@ -131,12 +135,16 @@ def with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Any:
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise SettingError(f"{title} is no dataclass, so it has no settings", "Leave out --set.")
     known = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    settings = {  # TOML and JSON have lists alone
+        name: tuple(x) if isinstance(x, list) and isinstance(known.get(name), tuple) else x
+        for name, x in settings.items()
+    }
     for name, value in settings.items():
         if name not in known:
             raise _unknown_setting(algorithm, name, known)
         if not _fits(value, known[name]):
-            kind = type(known[name]).__name__
-            raise SettingError(f"{title}.{name} is a {kind}, not {value!r}", f"Give a {kind}.")
+            kind = KINDS.get(type(known[name]), f"a {type(known[name]).__name__}")
+            raise SettingError(f"{title}.{name} is {kind}, not {shown(value)}", f"Give {kind}.")
     return replace(algorithm, **settings)
 
 
@@ -222,14 +230,12 @@ def make_env(named: Any, settings: Mapping[str, Any]) -> Any:
 
 def _made_env(text: str, found: Any, settings: Mapping[str, Any]) -> Any:
     """The environment that `file.py:name` names or makes, with these settings."""
-    if not settings:
-        return _made(found)
-    if not callable(found):
+    if settings and not callable(found):
         raise SettingError(
             f"{text} is an object, which takes no --env-set {next(iter(settings))}=...",
             "Name a function or class that makes it.",
         )
-    return called(found, tuple(settings.items()))
+    return _made(found, settings)
 
 
 def check_env(algorithm: Any, env: Any) -> Any:
@@ -309,7 +315,7 @@ def make_distribution(named: Any, settings: Mapping[str, Any]) -> DistributionPo
                 f"{named} takes no {option_of(parameter)}",
                 f"It takes: {', '.join(map(option_of, taken)) or 'nothing'}.",
             )
-    return check_distribution(made(**settings) if inspect.isfunction(made) else made)
+    return check_distribution(_made(made, settings) if inspect.isfunction(made) else made)
 
 
 def _named_distribution(name: str) -> Any:
@@ -349,6 +355,7 @@ def load(text: str) -> Any:
     return getattr(module, name)
 
 
-def _made(found: Any) -> Any:
-    """An object of a class or of a function without arguments; other objects as they are."""
-    return found() if inspect.isclass(found) or inspect.isfunction(found) else found
+def _made(found: Any, settings: Mapping[str, Any]) -> Any:
+    """What a class or function makes with these settings; other objects as they are."""
+    is_called = settings or inspect.isclass(found) or inspect.isfunction(found)
+    return called(found, tuple(settings.items())) if is_called else found

@@ -155,6 +155,11 @@ class TrainOptions(LoopOptions, RunOptions):
     name: Annotated[str | None, Doc("of the run's folder", TRACES, "NAME", "numbered")] = None
     folder: Annotated[str | Path, Doc("where runs are kept", TRACES, "DIR", "runs")] = "runs"
 
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.name is not None:
+            check_name(self.name)
+
 
 @dataclass(frozen=True)
 class VerifyOptions(LoopOptions, PlaceOptions):
@@ -185,8 +190,8 @@ class ResumeOptions(RunOptions):
         check_values(self)
 
 
-def check_values(options: Any) -> None:
-    """Refuse values that can't be meant, before anything is started or written."""
+def check_values(options: O) -> O:
+    """Return options if all their values can be meant, before anything is started or written."""
     for name, hint in hints_of(type(options)).items():
         value = getattr(options, name)
         if name == "distribute" or value is None:  # check_distribution says more
@@ -201,13 +206,12 @@ def check_values(options: Any) -> None:
             )
     if (every := getattr(options, "checkpoint_every", None)) is not None:
         pace(every)
-    if (given := getattr(options, "name", None)) is not None:
-        check_name(given)
-    if getattr(options, "steps", None) and getattr(options, "ticks", None):
+    if isinstance(options, RunOptions) and options.steps and options.ticks:
         raise SettingError(
             f"steps={options.steps:,.0f} and ticks={options.ticks} both say how long to train",
             "Give one of them.",
         )
+    return options
 
 
 def takes(kind: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P, R]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from shoal.errors import SettingError
+from shoal.errors import SettingError, of_user_code
 from shoal.shapes import ShapeError, misfit
 
 NOT_PLAIN = object()  # what has no recipe: an object that isn't made of plain data
@@ -141,7 +141,11 @@ def load_file(path: Path) -> ModuleType:
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        raise of_user_code(f"{path} can't be imported", error) from error
     module.__shoal_version__ = version
     return module
 
