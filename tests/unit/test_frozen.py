@@ -51,6 +51,10 @@ def clock(w, x):
     return w + time.perf_counter_ns() % 9973, x  # here: clock
 
 
+def coarse_clock(w, x):
+    return w + time.time(), x  # here: the time, which float32 rounds to minutes
+
+
 def count_of_turns(w, x):
     turns = COUNTS.pop()
     return lax.fori_loop(0, turns, lambda _, w: w + 1.0, w), x  # here: count
@@ -90,6 +94,7 @@ FROZEN = {
     in_numpy_array: "drawn as an array",
     constant: "drawn as a constant",
     clock: "clock",
+    coarse_clock: "the time, which float32 rounds to minutes",
     count_of_turns: "count",
     branch: "frozen branch",
     in_a_scan: "in a scan",
