@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.flags import policy_parameters
+from shoal.cli.flags import literal, policy_parameters, whole
 from shoal.cli.main import main
 from shoal.planning.policies import POLICIES
 from shoal.runs.options import option_of
@@ -86,20 +86,55 @@ VALUES = {
     "--step-timeout": (["5", "1.5"], ["0", "-1", "nan", "inf", "x"], 0.3),
     "--address": (["localhost:1"], [""], 0.5),
     "--edge": (["actor>learner"], ["", "a"], 0.5),
-    "--save": (["a.shoal"], ["", "no/a.shoal"], 0.5),
+    "--save": (["a.shoal"], ["", "no/a.shoal", ".", "runs"], 0.5),
+    "--config": (["right.toml"], ["", "no.toml", "wrong.toml", "file.txt", "runs"], 0.4),
+    "--port": (["1"], ["-1", "65536", "x", ""], 0.5),
+    "--which": (["newest", "best"], ["", "x"], 0.3),
+    "--over": (["tick", "seconds", "env_steps"], ["", "x"], 0.3),
+    "--metric": (["loss"], ["", "no"], 0.5),
+    "--rate": (["0.5", "1e-3", "2"], ["x", "nan", "-inf", "", "None", "1,2"], 0.2),
+    "--width": (["4", "1"], ["2.5", "1e2", "", "True", LONG], 0.2),
+    "--title": (["abc", "a b"], ["3", "None", "(1,)"], 0.2),
+    "--sizes": (["3,", "(1,2)", "()"], ["3", "a,b", "", "(1"], 0.2),
+    "--wide": ([None], ["false", "1"], 0.1),
+    "--no-wide": ([None], ["false"], 0.1),
     **dict.fromkeys(["--restarts", "--lag", "--max-lag"], (["0", "1", "2"], WRONG[1:], 0.12)),
 }
 FOR_TRAIN = ["--ticks", "--envs", "--seed", "--backend", "--set", "--name", "--folder", "--keep"]
 FOR_TRAIN += ["--restarts", "--checkpoint-every", "--env-set", "--evaluate", "--step-timeout"]
+SETTINGS = ["--rate", "--width", "--title", "--sizes", "--wide", "--no-wide"]
+FOR_LOOP = ["--envs", "--set", "--env-set", "--config", *SETTINGS]
 OPTIONS = {
-    "train": [*FOR_TRAIN, "--address"],
+    "train": [*FOR_TRAIN, "--address", "--config", *SETTINGS],
     "resume": ["--ticks", "--backend", "--keep", "--restarts", "--checkpoint-every", "--trust"],
-    "plan": ["--envs", "--set", "--env-set", "--out"],
-    "graph": ["--envs", "--set", "--env-set", "--out"],
+    "plan": [*FOR_LOOP, "--out", "--save"],
+    "graph": [*FOR_LOOP, "--out"],
+    "verify": [*FOR_LOOP, "--seed", "--ticks"],
+    "record": [*FOR_LOOP, "--seed", "--ticks", "--out"],
     "replay": ["--trust"],
+    "run": ["--ticks", "--seed", "--backend"],
+    "eval": ["--episodes", "--seed", "--steps", "--which"],
+    "report": ["--out"],
+    "watch": ["--port"],
+    "runs plot": ["--out", "--metric", "--over"],
+    "runs rm": ["--yes"],
 }
-ODD = ["--nonsense", "--debugg", "--tick", "--edge", "--save", "--out", "--lag", "--trust"]
-COMMANDS = [*["train"] * 4, *["plan"] * 4, *["resume"] * 3, "graph", "status", "scale"]
+ODD = [
+    "--steps",
+    "--nonsense",
+    "--debugg",
+    "--tick",
+    "--edge",
+    "--save",
+    "--out",
+    "--lag",
+    "--trust",
+]
+COMMANDS = [*["train"] * 6, *["plan"] * 5, *["resume"] * 4, "graph", "status", "scale", "verify"]
+COMMANDS += ["record", "run", "run", "eval", "report", "watch", "algorithms", "replay"]
+COMMANDS += ["runs", "runs compare", "runs plot", "runs rm"]
+OF_LOOPS = ("train", "plan", "graph", "verify", "record")
+OF_RUNS = ("resume", "status", "report", "eval", "runs compare", "runs plot", "runs rm")
 RUNS = ["", "none", "file.txt", "..", "a\0b", "x" * 400]
 LOOPS = ["loop.py:Lop", "no.py:Loop", "ppo", "", "loop.py:", "x"]
 
@@ -121,24 +156,43 @@ class Words:
 
     def line(self):
         """The words of one command."""
-        command = self.one(COMMANDS, ["replay", "algorithms", "trian", "", "plan "], 0.08)
-        words = [command]
-        if command in ("train", "plan", "graph"):
-            words.append(self.one(["loop.py:Loop"], LOOPS))
-            env = self.one(["none"], ["Cart", ""])
-            words += self.draw.choice([[], ["none"], ["loop.py:World"], [env]])
-        elif command in ("resume", "status"):
-            words.append(self.one(["good", "runs/good"], RUNS))
-        elif command == "scale":
-            words += ["good", self.draw.choice(["actor=2", "actor", "actor=x", "=1", "actor=-1"])]
-        elif command == "replay":
-            words.append(self.draw.choice(["file.txt", "runs", "none", ""]))
-        words += self.policy() if command in ("train", "plan") and self.draw.random() < 0.4 else []
+        command = self.one(COMMANDS, ["trian", "", "plan ", "runs compar"], 0.06)
+        words = command.split(" ") if command in COMMANDS else [command]
+        words += self.about(command)
+        if command in ("train", "plan", "verify", "record") and self.draw.random() < 0.4:
+            words += self.policy()
+        if command == "record":
+            cut = ["--distribute", "single-learner-coarse", "--actors", "2"]
+            words += [*cut, "--edge", self.one(["actor>learner"], ["", "a", "learner>learner"])]
         for option in self.chosen(command):
-            words += (
-                [option] if option in ("--trust", "--nonsense") else [option, self.value(option)]
-            )
+            words += self.option(option)
         return words
+
+    def about(self, command):
+        """What a command is about: a loop, a run, a file."""
+        if command in OF_LOOPS:
+            env = self.one(["none"], ["Cart", ""])
+            envs = self.draw.choice([[], ["none"], ["loop.py:World"], [env]])
+            return [self.one(["loop.py:Loop"], LOOPS), *envs]
+        if command == "scale":
+            counts = ["actor=2", "actor", "actor=x", "=1", "actor=-1", f"actor={LONG}"]
+            return [self.one(["good"], RUNS), *self.draw.choices(counts, k=2)]
+        if command in ("algorithms", "runs"):
+            return self.one([[], ["ppo"], ["runs"]], [[""], ["x", "y"], ["a\0b"]], 0.4)
+        wrong = ["file.txt", "runs", "none", "a\0b", ""]
+        named = {
+            **dict.fromkeys(OF_RUNS, (["good", "runs/good"], RUNS, 0.12)),
+            "watch": (["none"], RUNS[1:]),  # any other would be served for ever
+            "replay": (["edge.tape"], wrong, 0.5),
+            "run": (["plan.shoal"], wrong, 0.3),
+        }
+        return [self.one(*named[command])] if command in named else []
+
+    def option(self, option):
+        """An option with its value, if it takes one."""
+        is_plain = option in ("--trust", "--nonsense", "--yes")
+        value = None if is_plain else self.value(option)
+        return [option] if value is None else [option, value]
 
     def policy(self):
         """A distribution policy, mostly with parameters of its own."""
@@ -156,7 +210,7 @@ class Words:
         extra = [self.draw.choice(ODD)] if self.draw.random() < 0.05 else []
         if command == "resume" and "--ticks" not in right and self.draw.random() < 0.8:
             right.append("--ticks")
-        if command == "train" and "--ticks" not in right:
+        if command in ("train", "run") and "--ticks" not in right:
             right.append("--ticks")
         return right + extra
 
@@ -195,7 +249,7 @@ def check_meant(words, folder):
     }
     for option, name in counts.items():
         if (value := said(words, option)) is not None:
-            assert record[name] == int(value), option
+            assert record[name] == whole(value), option
     for option, name in {"--backend": "backend", "--checkpoint-every": "checkpoint_every"}.items():
         if (value := said(words, option)) is not None:
             assert str(record[name]) == value, option
@@ -203,10 +257,16 @@ def check_meant(words, folder):
     algorithm = record["algorithm"]
     if algorithm["name"] == "Evaluated":
         algorithm = algorithm["settings"]["algorithm"]
-    for name, value in (text.split("=", 1) for word, text in pairwise(words) if word == "--set"):
+    settings = {"title": "abc"} if said(words, "--config") else {}
+    settings |= dict(text.split("=", 1) for word, text in pairwise(words) if word == "--set")
+    flags = (option.removeprefix("--") for option in SETTINGS[:4])
+    settings |= {name: value for name in flags if (value := said(words, f"--{name}")) is not None}
+    switches = [word for word in words if word in SETTINGS[4:]]
+    settings |= {"wide": str(switches[-1] == "--wide")} if switches else {}
+    for name, value in settings.items():
         kept = algorithm["settings"][name]
         kept = tuple(kept["tuple"]) if isinstance(kept, dict) else kept
-        assert str(kept).lower() == value.lower(), name
+        assert kept == literal(value), name
     if (name := said(words, "--distribute")) and ".py" not in name:
         assert summary["distribution_policy"] == name.replace("-", "_")
     if words[0] == "train" and (name := said(words, "--name")):
@@ -218,8 +278,13 @@ def here(tmp_path, monkeypatch, capsys):
     """A folder with a loop, a run that was stopped, and a file that is no folder."""
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "file.txt").write_text("text\n")
+    (tmp_path / "right.toml").write_text('ticks = 3\n[settings]\ntitle = "abc"\n')
+    (tmp_path / "wrong.toml").write_text("keep = 0\n[settings]\nwidth = [1, 2]\n")
     monkeypatch.chdir(tmp_path)
     assert main(["train", "loop.py:Loop", "--ticks", "2", "--envs", "8", "--name", "good"]) == 0
+    cut = ["loop.py:Loop", "--envs", "8", "--distribute", "single-learner-coarse"]
+    assert main(["record", *cut, "--edge", "actor>learner"]) == 0
+    assert main(["plan", *cut, "--save", "plan.shoal", "--out", "x.txt"]) == 0
     shutil.copytree("runs", "kept")
     capsys.readouterr()
     return tmp_path
@@ -241,7 +306,7 @@ def test_command_lines_are_refused_in_one_line_or_do_what_they_say(here, capsys)
         except BaseException as error:
             code = repr(error)
         _, err = capsys.readouterr()
-        found[words[0] if words[0] in COMMANDS else "other", code] += 1
+        found[words[0] if words[0] in OPTIONS else "other", code] += 1
         try:
             assert code in (0, 2), "neither done nor refused"
             if code == 2:
@@ -253,9 +318,10 @@ def test_command_lines_are_refused_in_one_line_or_do_what_they_say(here, capsys)
                          or before[str(p)] != contents(here)[str(p)]]  # fmt: skip
                 (summary,) = [p for p in newer if "kept" not in p.parts]
                 check_meant(words, summary.parent)
-            elif words[0] in ("plan", "graph") and (out_file := said(words, "--out")):
-                assert Path(out_file).is_file()
-                Path(out_file).unlink()
+            for made in (said(words, "--out"), said(words, "--save")) if code == 0 else ():
+                if made:
+                    assert Path(made).is_file()
+                    Path(made).unlink()
         except Exception as error:
             wrong.append(f"{number}: {words} -> {code}: {error}\n    {err[:500]}")
     print(
