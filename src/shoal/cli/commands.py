@@ -84,6 +84,12 @@ COMMANDS = (
         "shoal runs rm RUN ... [--yes]",
     ),
     Command(
+        "profile", AFTER, "show where the workers' time went, and what limits a run",
+        "profile:profile",
+        "shoal profile runs/mine",
+        "shoal profile [RUN]",
+    ),
+    Command(
         "report", AFTER, "write a page with all about runs, in one file", "pages:report",
         "shoal report runs/mine",
         "shoal report [RUN ...] [OPTIONS]",
