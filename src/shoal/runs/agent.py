@@ -163,7 +163,9 @@ class Agent:
         each: list[Any] = [s for _, s in space.spaces] if isinstance(space, Groups) else [space]
         known = [box for of in each for box in leaves(of)]
         axes = len(known[0].shape) + bool(self.env.agents)
-        given = [np.asarray(x) for x in jax.tree.leaves(obs)]
+        # A list of numbers is an array, as NumPy takes it.
+        given, tree = jax.tree.flatten(obs, is_leaf=lambda x: isinstance(x, list))
+        given = [np.asarray(x) for x in given]
         spare = given[0].ndim - axes if len(given) == len(known) else -1
         pairs = zip(given, known, strict=len(given) == len(known))
         fits = all(x.shape[x.ndim - len(k.shape) :] == k.shape for x, k in pairs)
@@ -175,7 +177,7 @@ class Agent:
             )
         rows = [np.asarray(x, k.dtype) for x, k in zip(given, known, strict=True)]
         rows = rows if spare else [x[None] for x in rows]
-        return jax.tree.unflatten(jax.tree.structure(obs), rows), spare == 1
+        return jax.tree.unflatten(tree, rows), spare == 1
 
 
 def _count(rows: Any) -> int:
