@@ -1,6 +1,7 @@
 """Workers run programs that the driver lowered: they don't trace or plan, and share programs."""
 
 import os
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -145,3 +146,16 @@ def test_compiled_code_that_calls_python_is_rejected_with_a_fix():
     with pytest.raises(RunError, match="can't be sent to another process") as error:
         shoal.run(plan, "processes", ticks=1)
     assert "shoal.host" in error.value.fix
+
+
+@pytest.mark.parametrize("policy", [shoal.single_learner_coarse(2), shoal.multi_learner(2)])
+def test_a_plan_for_devices_that_the_driver_lacks_is_exported(policy):
+    devices = (*(shoal.Device("cpu", i) for i in range(512)), shoal.Device("gpu", 0))
+    far = shoal.Cluster((shoal.Host("far", 512, devices),))
+    plan = shoal.plan(graph_of("chase"), policy, far).over_processes
+    for fragment in plan.distribution.fragments:
+        on = plan.places[fragment.name]
+        places = tuple(replace(p, device=devices[500]) if p.device.kind == "cpu" else p for p in on)
+        moved = replace(plan, places={**plan.places, fragment.name: places})
+        spec = make_spec(moved, write_program(moved, fragment.name))
+        assert export_fragment(moved, spec).segments

@@ -121,9 +121,12 @@ def _batch_axes(lowering: Lowering, program: Program) -> dict[str, int]:
 
 
 def _alone(plan: Plan, lowering: Lowering) -> frozenset[str]:
-    """Carried values that only one endpoint holds, on the device of the start state."""
+    """Carried values that only one endpoint holds, on the device of the start state.
+
+    None in processes: the driver, whose devices aren't theirs, has the start state.
+    """
     fragment = lowering.fragment
-    if lowering.mesh is not None or plan.ends(fragment) > 1:
+    if plan.apart or lowering.mesh is not None or plan.ends(fragment) > 1:
         return frozenset()
     if lowering.devices[0] != jax.devices()[0]:
         return frozenset()

@@ -104,12 +104,10 @@ class Lowering:
         """The mesh that one program spans, or None; abstract if replicas are separate processes."""
         if self.is_apart:
             return AbstractMesh((self.replicas,), (DEVICES,))
+        if not self.one_program:  # its devices may be other hosts'
+            return None
         count = math.gcd(len(self.devices), self.replicas)
-        return (
-            Mesh(np.array(self.devices[:count]), (DEVICES,))
-            if self.one_program and count > 1
-            else None
-        )
+        return Mesh(np.array(self.devices[:count]), (DEVICES,)) if count > 1 else None
 
     @cached_property
     def lanes(self) -> int:
