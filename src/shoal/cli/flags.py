@@ -122,8 +122,6 @@ def options_of(kind: type, flags: Sequence[Flag], given: Mapping[str, Any], word
             values.pop(other, None)
     for option, value in said.items():
         values[option] = {**values.get(option, {}), **value} if option in TABLES else value
-    if "words" in hints_of(kind):
-        values["words"] = words.all
     for field in dataclasses.fields(kind):
         is_needed = field.default is MISSING and field.default_factory is MISSING
         if is_needed and field.name not in values:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from shoal.cli.files import check_file, write_text
 from shoal.compile_cache import use_compile_cache
 from shoal.envs.registry import FAMILIES
-from shoal.errors import SettingError, ShoalError, printable
+from shoal.errors import SettingError, printable
 from shoal.pages import graph_page, plan_page
 from shoal.planning.plan import Plan
 from shoal.runs.making import FILE, Job, default_distribution, make_distribution, make_job
 from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
+from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runs.sources import with_sources
 from shoal.runs.training import draw, verified
-from shoal.runs.trust import code_of_env, is_remembered, quoted, remember, untrusted
+from shoal.runs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
 from shoal.runtime.debug.record import record as recorded
 from shoal.runtime.debug.record import replay as replayed
@@ -29,7 +29,7 @@ from shoal.runtime.execution.executors import kernel_parts
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.run import fresh_start
 from shoal.runtime.run import run as run_plan
-from shoal.shapes import Count, Seed
+from shoal.shapes import Count, Seed, ShapeError, misfit
 from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
@@ -61,7 +61,18 @@ class RecordOptions(LoopOptions):
     out: Annotated[Path, Doc("the recording", OUTPUT, "FILE", "edge.tape")] = Path("edge.tape")
     ticks: Annotated[Count, Doc("turns of the training loop", LENGTH, "N", "3")] = 3
     seed: Annotated[Seed, Doc("of all random numbers", LOOP, "N", "0")] = 0
-    words: Annotated[tuple[str, ...], Doc()] = ()  # of the command
+
+
+class LoopFile(TypedDict):
+    """The loop of a recording: the options of `shoal record`, with settings as recipes."""
+
+    algorithm: str
+    env: str | None
+    distribute: str | None
+    settings: Json
+    env_settings: Json
+    distribute_settings: Json
+    envs: Count | None
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class ReplayOptions:
     """The options of `shoal replay`."""
 
     file: Annotated[Path, Doc("made by shoal record")]
+    _: KW_ONLY
     trust: Annotated[bool, Doc("run code that the file names and that isn't Shoal's own")] = False
 
 
@@ -118,10 +130,10 @@ def record(options: RecordOptions) -> int:
     check_file(options.out)
     drawn, job = _drawn(options, options.ticks)
     state = drawn.graph.origin.start(options.seed, job.envs)
-    recording = Recording(options.edge, job.ticks, options.words)
-    count = recorded(drawn, recording, options.out, state)
+    loop = loop_data(options)
+    count = recorded(drawn, Recording(options.edge, job.ticks, loop), options.out, state)
     if any(code_in_options(options)):
-        remember(options.out, list(recording.words))
+        remember(options.out, loop)
     print(f"{count} messages in {options.out}; run shoal replay {options.out}")
     return 0
 
@@ -129,11 +141,11 @@ def record(options: RecordOptions) -> int:
 def replay(options: ReplayOptions) -> int:
     """Run the fragment that reads a recorded edge alone."""
     about = read_tape(options.file)
-    again = _recorded_options(options.file, about["words"])
+    again = _recorded_options(options.file, about["loop"])
     found = tuple(code_in_options(again))
-    if found and not options.trust and not is_remembered(options.file, about["words"]):
+    if found and not options.trust and not is_remembered(options.file, about["loop"]):
         raise untrusted(str(options.file), found)
-    drawn, _ = _drawn(again, again.ticks)
+    drawn, _ = _drawn(again, about["ticks"])
     print(f"{printable(about['reader'])} alone, {about['ticks']} ticks")
     for tick, metrics in replayed(drawn, options.file):
         shown = (
@@ -165,18 +177,28 @@ def _drawn(options: LoopOptions, ticks: int | None = None) -> tuple[Plan, Job]:
     return draw(job, chosen or default_distribution(job.env)), job
 
 
-def _recorded_options(file: Path, words: list[str]) -> RecordOptions:
-    """The options of the command that made a recording."""
-    from shoal.cli.main import parse
+def loop_data(options: LoopOptions) -> Json:
+    """What a loop's options say, as JSON: names and settings, with whole paths of files."""
+    data = {each.name: recipe_of(getattr(options, each.name)) for each in fields(LoopOptions)}
+    if odd := next((name for name, value in data.items() if value is NOT_PLAIN), ""):
+        raise SettingError(f"{odd} can't be recorded", "Give numbers, text, or tuples of these.")
+    for name in ("algorithm", "env", "distribute"):
+        if FILE in str(data[name]):
+            file, _, inside = data[name].rpartition(":")
+            data[name] = f"{Path(file).resolve()}:{inside}"
+    return data
 
-    found = None
-    with suppress(ShoalError):
-        found = parse(words).options
-    if not isinstance(found, RecordOptions):
+
+def _recorded_options(file: Path, loop: Json) -> LoopOptions:
+    """The options that a recording was made with; what they name is neither loaded nor run."""
+    try:
+        if wrong := misfit(loop, LoopFile):
+            raise ShapeError(wrong)
+        return LoopOptions(**{name: make(x, str(file), trusted=False) for name, x in loop.items()})
+    except (TypeError, ShapeError) as error:
         raise SettingError(
-            f"{file} doesn't say by which `shoal record` it was made", "Make one with shoal record."
-        )
-    return found
+            f"{file} doesn't say which loop was recorded: {error}", "Make one with shoal record."
+        ) from error
 
 
 def code_in_options(options: LoopOptions) -> Iterator[str]:

@@ -26,12 +26,6 @@ class Words:
     distribute: Any = None
 
     @property
-    def all(self) -> tuple[str, ...]:
-        """The words of the whole command, without its program."""
-        config = (CONFIG, self.config_file) if self.config_file else ()
-        return (*self.title.split()[1:], *self.rest, *config)
-
-    @property
     def flags(self) -> set[str]:
         """The words that are flags, without their values."""
         return {word.partition("=")[0] for word in self.rest if word.startswith("--")} - {"--"}

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,7 +30,7 @@ from shoal.runtime.execution.scheduler import Scheduler
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.shapes import Count, Index, check_form, misfit
 
-FORM = 1
+FORM = 2
 MOST_BYTES = 64_000_000  # of a recording's description
 
 
@@ -50,7 +50,7 @@ class TapeFile(TypedDict):
     form: int
     edge: str
     ticks: Count
-    words: list[str]
+    loop: dict[str, Any]
     reader: str
     plan: str
     rows: list[TapeRow]
@@ -180,11 +180,11 @@ class _Open:
 
 @dataclass(frozen=True)
 class Recording:
-    """A request to record an edge's reader for some ticks; `words` recreate the plan."""
+    """A request to record an edge's reader for some ticks; `loop` says what is run, as JSON."""
 
     edge: str
     ticks: int
-    words: tuple[str, ...] = ()
+    loop: Mapping[str, Any] = field(default_factory=dict)
 
 
 def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
