@@ -1,6 +1,7 @@
 """Asynchronous fragments whose replicas are added and removed while the others continue."""
 
 import json
+import time
 
 import pytest
 
@@ -14,7 +15,7 @@ from shoal.errors import CutError, SettingError
 from shoal.planning.fragment_program import write_program
 from shoal.planning.policies import impala
 from shoal.planning.policy import Fragment
-from shoal.runs.folder import FORM, write_json
+from shoal.runs.folder import FORM, locked, write_json
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.cluster.restarting import starting_workers
@@ -111,7 +112,10 @@ def test_a_run_is_scaled_by_a_file_in_its_folder(tmp_path, capsys):
     assert main(["scale", str(tmp_path), "actors=3"]) == 2
     assert "isn't running" in capsys.readouterr().err
     write_json(tmp_path / "status.json", {"at": 0, "workers": {}})
-    assert main(["scale", str(tmp_path), "actors=3"]) == 0
+    assert main(["scale", str(tmp_path), "actors=3"]) == 2, "its process is gone"
+    with locked(tmp_path):
+        assert main(["scale", str(tmp_path), "actors=3"]) == 0
+    write_json(tmp_path / "status.json", {"at": time.time(), "workers": {}})
     assert json.loads((tmp_path / "scale.json").read_text()) == {"actor": 3}
     for wrong, error in [("actor=5", "Choose 2 to 4"), ("learner=2", "actor (2 to 4)")]:
         assert main(["scale", str(tmp_path), wrong]) == 2

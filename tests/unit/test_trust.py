@@ -3,8 +3,13 @@
 import io
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 import zipfile
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,9 +71,6 @@ HOSTILE = {
     },
     "a type that is no text": {"name": ["PPO"], "module": "shoal.algorithms.ppo", "settings": {}},
 }  # fmt: skip
-
-
-WRAPPED = "record ppo gymnasium:CartPole-v1 --edge a>b --env-set wrappers=('hostile:thing',)"
 
 
 @pytest.fixture(scope="module")
@@ -172,24 +174,48 @@ def test_wrappers_of_an_environment_need_trust(run, watched):
         make(recipe, "here", trusted=False)
 
 
-def test_a_recording_runs_no_code(watched, capsys):
-    words = ["record", "hostile.py:thing", "none", "--edge", "a>b"]
-    tapes = {
-        "algorithm": words,
-        "environment": ["record", "ppo", "hostile.py:thing", "--edge", "a>b"],
-        "policy": ["record", "ppo", "none", "--distribute", "hostile.py:thing", "--edge", "a>b"],
-        "module": ["record", "ppo", "gymnasium:hostile:World-v0", "--edge", "a>b"],
-        "wrapper": WRAPPED.split(),
-        "another command": ["train", "hostile.py:thing"],
-        "help": ["--help"],
-        "nonsense": ["record", "--nonsense"],
-    }
-    for what, said in tapes.items():
-        about = {"form": 1, "edge": "a>b", "ticks": 1, "words": said, "reader": "b", "plan": ""}
-        with zipfile.ZipFile("it.tape", "w") as file:
-            file.writestr("tape.json", json.dumps({**about, "rows": []}))
-        assert main(["replay", "it.tape"]) == 2, what
-        assert len(capsys.readouterr().err.splitlines()) == 1, what
+def write_tape(**loop):
+    """A recording that names this loop, as somebody may have written it."""
+    known = {"algorithm": "ppo", "env": "none", "distribute": None, "envs": 4}
+    known |= {key: {"dict": {}} for key in ("settings", "env_settings", "distribute_settings")}
+    about = {"form": 2, "edge": "a>b", "ticks": 1, "loop": known | loop, "reader": "b", "plan": ""}
+    with zipfile.ZipFile("it.tape", "w") as file:
+        file.writestr("tape.json", json.dumps({**about, "rows": []}))
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"algorithm": "hostile.py:thing"},
+        {"algorithm": "hostile.py:thing", "settings": {"dict": {"learning_rate": 1}}},
+        {"env": "hostile.py:thing"},
+        {"distribute": "hostile.py:thing"},
+        {"env": "gymnasium:hostile:World-v0"},
+        {"env": "hostile:World-v0"},
+        {"env": "gymnasium:CartPole-v1",
+         "env_settings": {"dict": {"wrappers": {"tuple": ["hostile:thing"]}}}},
+        *({"settings": {"dict": {"hidden": evil}}} for evil in HOSTILE.values()),
+        *({"settings": evil} for evil in HOSTILE.values()),
+        {"envs": HOSTILE["a bare name"]},
+        {"words": ["record", "hostile.py:thing"]},
+    ],
+)  # fmt: skip
+def test_a_recording_runs_no_code(watched, capsys, loop):
+    write_tape(**loop)
+    assert main(["replay", "it.tape"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_users_own_recording_needs_no_flag(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from unit.toy_loop import *\ndef toy(): return Toy(plain)\n")
+    words = ["--distribute", "single-learner-coarse", "--edge", "actor>learner", "--envs", "8"]
+    assert main(["record", "mine.py:toy", "none", *words]) == 0, capsys.readouterr().err
+    assert main(["replay", "edge.tape"]) == 0
+    (tmp_path / "edge.tape").rename("moved.tape")
+    assert main(["replay", "moved.tape"]) == 2
+    assert str(tmp_path / "mine.py") in capsys.readouterr().err
+    assert main(["replay", "moved.tape", "--trust"]) == 0
 
 
 def test_arrays_of_a_recording_are_not_unpickled(watched, capsys):
@@ -245,6 +271,46 @@ def test_a_read_only_home_directory_only_requires_the_flag(tmp_path, monkeypatch
     with pytest.raises(TrustError):
         shoal.resume(folder, ticks=2)
     assert shoal.resume(folder, ticks=2, trust=True, cluster=TWO_CPUS)
+
+
+def test_workers_import_nothing_of_the_current_folder_that_the_driver_would_not(tmp_path):
+    (tmp_path / "socket.py").write_text("open('ran', 'w').close()\n")
+    code = """if 1:
+        from conformance.test_env_faults import run
+        run("none", ticks=2)
+    """
+    path = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(shoal.__file__).parents[1])))
+    words = [sys.executable, "-P", "-c", code]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_report_or_a_request_is_not_written_through_a_link(run, tmp_path, capsys):
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    target = tmp_path / "precious"
+    target.write_text("keep me\n")
+    for name in ("report.html", "scale.tmp"):
+        (folder / name).symlink_to(target)
+    record = json.loads((folder / "run.json").read_text())
+    record |= {"backend": "processes", "elastic": {"actor": [1, 4]}}
+    (folder / "run.json").write_text(json.dumps(record))
+    write_json(folder / "summary.json", {"status": "running", "ticks": 3})
+    write_json(folder / "status.json", {"at": time.time(), "workers": {}})
+    assert main(["report", str(folder)]) == 2
+    assert main(["scale", str(folder), "actor=2"]) == 2
+    for line, why in zip(
+        capsys.readouterr().err.splitlines(), ("is a link", "can't write in"), strict=True
+    ):
+        assert why in line
+    assert target.read_text() == "keep me\n"
+
+
+def test_a_pipe_for_a_lock_does_not_block_a_status(run, tmp_path, capsys):
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    os.mkfifo(folder / "lock")
+    write_json(folder / "summary.json", {"status": "running", "ticks": 3})
+    assert main(["status", str(folder)]) == 0
+    assert "killed" in capsys.readouterr().out
 
 
 def test_links_out_of_a_run_folder_are_not_followed(run, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shoal.cli.files import check_file, run_folder, write_text
+from shoal.errors import SettingError
 from shoal.pages import RunView, report_page
 from shoal.pages.live import LOOPBACK, Server
 from shoal.runs.options import Doc
@@ -55,6 +56,8 @@ def report(options: ReportOptions) -> int:
     folders = _folders(options.runs)
     out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     check_file(out)
+    if options.out is None and out.is_symlink():  # it may be somebody else's
+        raise SettingError(f"{out} is a link", "Remove it, or name a file with --out.")
     write_text(out, report_page([RunView(folder) for folder in folders]))
     print(f"Written to {out}")
     return 0

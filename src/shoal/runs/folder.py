@@ -16,7 +16,17 @@ from typing import Any, NotRequired, TypedDict
 
 from shoal.errors import RunError, SettingError, ShoalError
 from shoal.runs.disk import FULL
-from shoal.shapes import Count, Index, Seed, ShapeError, Timeout, read_json, why_unreadable
+from shoal.shapes import (
+    Count,
+    Index,
+    Seconds,
+    Seed,
+    ShapeError,
+    Steps,
+    Timeout,
+    read_json,
+    why_unreadable,
+)
 
 FORM = 1
 RUNNING: dict[Path, dict[str, Any]] = {}  # folders of runs in progress, and their summaries so far
@@ -58,6 +68,43 @@ class RunFile(TypedDict):
     extended: NotRequired[list[Extension]]
     log: NotRequired[list[str]]
     made: NotRequired[list[dict[str, Any]]]
+
+
+class Losses(TypedDict):
+    """How often a run has lost workers or rollouts."""
+
+    restarts: NotRequired[Steps]
+    replaced: NotRequired[Steps]
+    dropped_rollouts: NotRequired[Steps]
+
+
+class SummaryFile(Losses):
+    """The part of `summary.json` that a status shows."""
+
+    status: str
+    ticks: Steps
+
+
+class WorkerRow(TypedDict):
+    """A worker's tick, what it waits for, and since when it is in which stage."""
+
+    tick: int
+    waits: str
+    pid: NotRequired[int | None]
+    stage: NotRequired[str]
+    seconds: NotRequired[Seconds]
+    spent: NotRequired[dict[str, Seconds]]
+
+
+class StatusFile(Losses):
+    """The content of `status.json`."""
+
+    ticks: NotRequired[Steps]
+    driver: NotRequired[int]
+    at: Seconds
+    seconds: NotRequired[Seconds]
+    lag: NotRequired[dict[str, Any]]
+    workers: dict[str, WorkerRow]
 
 
 def new_folder(root: Path, name: str | None, title: str) -> Path:
@@ -249,8 +296,11 @@ def locked(folder: Path) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Whether a process runs in `folder`: its lock never outlives it."""
     try:
-        with open(folder / "lock", "rb") as file:
-            return not _lock(file.fileno(), fcntl.LOCK_SH, 1)
+        file = os.open(folder / "lock", os.O_RDONLY | os.O_NONBLOCK)  # a pipe wouldn't open else
+        try:
+            return not _lock(file, fcntl.LOCK_SH, 1)
+        finally:
+            os.close(file)
     except OSError:
         return False
 
@@ -384,11 +434,17 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_whole(path, (as_json(data, indent=2) + "\n").encode())
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that isn't a link: one in a folder of others may lead elsewhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically; on a full disk, in place."""
     draft = path.with_suffix(".tmp")
     try:
-        draft.write_bytes(data)
+        with open(draft, "wb", opener=_no_link) as file:
+            file.write(data)
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):

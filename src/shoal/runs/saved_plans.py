@@ -54,9 +54,10 @@ KINDS: dict[str, Any] = {
         *(channel_specs.ArraySpec, FragmentSpec, ExportedFragment, ExportedSegment),
     )
 }
-# What compiled code may call: XLA's own linear algebra and random bits, and marks of shardings.
+# What compiled code may call: XLA's own linear algebra and random bits, whose typed interface
+# checks what it is given, and marks of shardings.
 CALLS = re.compile(
-    r"lapack_|cusolver_|cublas_|cu_threefry|hip_threefry|hipsolver_|hipblas_|xla\.sdy\."
+    r"(lapack|cusolver|cublas|cu_threefry|hip_threefry|hipsolver|hipblas)\w*_ffi$|xla\.sdy\."
     r"|(Sharding|SPMD\w+|annotate_device_placement|Eigh|Qr|LuDecomposition|ApproxTopK"
     r"|ProductOfElementaryHouseholderReflectors)$"
 )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,11 +15,11 @@ from rich.table import Table
 from shoal.errors import SettingError, printable
 from shoal.runs.checkpoints import ticks_in
 from shoal.runs.disk import free, megabytes, size_of
-from shoal.runs.folder import is_locked, read_run, write_json
+from shoal.runs.folder import StatusFile, SummaryFile, is_locked, read_run, write_json
 from shoal.runs.load import LOAD_FILE, LoadLog, rounded
 from shoal.runtime.logs import Say
 from shoal.runtime.run import BACKENDS, Statuses
-from shoal.shapes import Index, Seconds, ShapeError, Steps, read_json, why_unreadable
+from shoal.shapes import Index, ShapeError, read_json, why_unreadable
 
 Lags = Callable[[], Mapping[str, Any]]
 FILE, WANTED = "status.json", "scale.json"
@@ -32,43 +32,6 @@ COPIED = (
     "replaced",
     "dropped_rollouts",
 )  # from a run's summary, while it runs
-
-
-class Losses(TypedDict):
-    """How often a run has lost workers or rollouts."""
-
-    restarts: NotRequired[Steps]
-    replaced: NotRequired[Steps]
-    dropped_rollouts: NotRequired[Steps]
-
-
-class SummaryFile(Losses):
-    """The part of `summary.json` that a status shows."""
-
-    status: str
-    ticks: Steps
-
-
-class WorkerRow(TypedDict):
-    """A worker's tick, what it waits for, and since when it is in which stage."""
-
-    tick: int
-    waits: str
-    pid: NotRequired[int | None]
-    stage: NotRequired[str]
-    seconds: NotRequired[Seconds]
-    spent: NotRequired[dict[str, Seconds]]
-
-
-class StatusFile(Losses):
-    """The content of `status.json`."""
-
-    ticks: NotRequired[Steps]
-    driver: NotRequired[int]
-    at: Seconds
-    seconds: NotRequired[Seconds]
-    lag: NotRequired[dict[str, Any]]
-    workers: dict[str, WorkerRow]
 
 
 class Status:
@@ -139,7 +102,8 @@ def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
     summary, status = read_status(folder)
     run = read_run(folder) if status else {}
     backend = BACKENDS.get(run.get("backend", ""))
-    if summary["status"] != "running" or backend is None or not backend.scales:
+    is_running = summary["status"] == "running" and not _is_over(folder, summary, status)
+    if not is_running or backend is None or not backend.scales:
         raise SettingError(
             f"the run in {folder} isn't running in processes of its own",
             "Only a run of the backends `processes` and `ray` can have more or fewer replicas.",
@@ -163,7 +127,12 @@ def want(folder: Path, counts: Mapping[str, int]) -> dict[str, int]:
     before: dict[str, int] = {}
     with suppress(OSError, ShapeError):
         before = read_json(folder / WANTED, dict[str, Index])
-    write_json(folder / WANTED, before | counts)
+    try:
+        write_json(folder / WANTED, before | counts)
+    except OSError as error:
+        raise SettingError(
+            f"can't write in {folder}: {error.strerror}", "Make the folder writable."
+        ) from error
     return before | counts
 
 
@@ -198,8 +167,7 @@ def shown(folder: Path) -> tuple[str, Table | None]:
     if status is not None:
         newer: Any = {name: count for name, count in status.items() if name in COPIED}
         summary.update(newer)
-    ago = time.time() - status["at"] if status else LATE_S + 1
-    is_over = summary["status"] == "running" and ago > LATE_S and not is_locked(folder)
+    is_over = _is_over(folder, summary, status)
     name = "killed" if is_over else printable(summary["status"])
     line = f"{folder}: {name}, tick {summary['ticks']:,}"
     line += _losses(summary) + _saved(folder)
@@ -207,8 +175,8 @@ def shown(folder: Path) -> tuple[str, Table | None]:
         return f"{line}; its process is gone. Continue it with `shoal resume {folder}`", None
     if status is None:
         return line, None
-    line += f"; updated {ago:.0f} s ago"
-    if ago > LATE_S:
+    line += f"; updated {_age(status):.0f} s ago"
+    if _age(status) > LATE_S:
         line += " (its driver is stopped, or waits itself)"
     table = Table("worker", "pid", "tick", "in stage", "waits for")
     for name, one in status["workers"].items():
@@ -218,6 +186,19 @@ def shown(folder: Path) -> tuple[str, Table | None]:
         cells = (name, pid, f"{one['tick']:,}", inside or "-", waits)
         table.add_row(*(escape(printable(cell)) for cell in cells))
     return line, table
+
+
+def _age(status: StatusFile | None) -> float:
+    """Seconds since a status was written; without one, more than a run in progress takes."""
+    return time.time() - status["at"] if status else LATE_S + 1
+
+
+def _is_over(folder: Path, summary: SummaryFile, status: StatusFile | None) -> bool:
+    """Whether a run says that it is running and its process is gone.
+
+    Not every file system knows locks: one that wrote its status just now is running, too.
+    """
+    return summary["status"] == "running" and _age(status) > LATE_S and not is_locked(folder)
 
 
 def _saved(folder: Path) -> str:

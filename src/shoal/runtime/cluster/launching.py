@@ -154,9 +154,11 @@ def spawn(
     report, report_end = os.pipe()
     fds = (memory.fd, config, report_end, *([listener_socket.fileno()] if listener_socket else []))
     ooms = oom_kills()
-    words = map(str, (os.getpid(), *fds))
+    words = ["-m", "shoal.runtime.cluster.worker_process", *map(str, (os.getpid(), *fds))]
+    # No module of the current folder is imported that this process wouldn't import either.
+    is_here = {"", os.getcwd()} & {*sys.path}
     process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.runtime.cluster.worker_process", *words],
+        [sys.executable, *(() if is_here else ("-P",)), *words],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
