@@ -11,8 +11,10 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
+from shoal.pages import RunView
+from shoal.pages.updates import Cursor, updates
 from shoal.runs.checkpoints import read_newest, ticks_in
-from shoal.runs.folder import cut_rows
+from shoal.runs.folder import as_json, cut_rows, locked
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 HALF, END = 4, 6
@@ -144,6 +146,9 @@ def test_a_damaged_file_is_reported_or_not_needed(good, whole, tmp_path, capsys,
         )
 
 
+WRONG = (None, [], {}, "x", "\ud800", -1, 1e999, 10**400, 2.5, True, [[]], {"name": 1, "module": 2})
+
+
 def wrong_values(data, path=()):
     """JSON data with one key dropped, or one value of a wrong kind, everywhere it could be."""
     for key in data if isinstance(data, dict) else range(min(len(data), 2)):
@@ -151,7 +156,7 @@ def wrong_values(data, path=()):
         copy = json.loads(json.dumps(data))
         del copy[key]
         yield copy
-        for wrong in (None, [], {}, "x", -1, 1e999, 2.5, True, [[]], {"name": 1, "module": 2}):
+        for wrong in WRONG:
             copy = json.loads(json.dumps(data))
             copy[key] = wrong
             yield copy
@@ -160,6 +165,68 @@ def wrong_values(data, path=()):
                 copy = json.loads(json.dumps(data))
                 copy[key] = again
                 yield copy
+
+
+def looked_at(folder):
+    """All that a page of a run is sent, as strict JSON, while the run seems to be in progress."""
+    with locked(folder):
+        view, cursor = RunView(folder), Cursor()
+        for _ in range(2):
+            view.refresh()
+            json.loads(as_json(updates(view, cursor)), parse_constant=pytest.fail)
+
+
+ONLY_SHOWN = {
+    "plan.json": None,
+    "load.jsonl": [
+        {"at": 100.0 + k, "seconds": k, "workers": {"all[0]": {"tick": k, "take x": 0.1 * k}}}
+        for k in range(1, 4)
+    ],
+    "evaluation.jsonl": [
+        {"tick": 1, "env_steps": 8, "return_mean": 2.0, "length_mean": 3.0, "episodes": 4}
+    ],
+    "status.json": [
+        {"at": 1.0, "workers": {"all[0]": {"tick": 1, "waits": "", "spent": {"take x": 0.1}}}}
+    ],
+}
+
+
+@pytest.fixture
+def shown(good, tmp_path):
+    """A run with all files that the pages of runs show."""
+    folder = Path(shutil.copytree(good, tmp_path / "shown"))
+    for name, rows in ONLY_SHOWN.items():
+        if rows:
+            (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    record = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(record | {"status": "running"}))
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_pages_show_what_is_not_damaged(shown, tmp_path, capsys, damage):
+    for file in (*ONLY_SHOWN, "run.json", "summary.json", "metrics.jsonl", "workers.log", "lock"):
+        folder = Path(shutil.copytree(shown, tmp_path / f"run-{file}"))
+        DAMAGES[damage](folder / file)
+        before = contents(folder)
+        assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+        assert "</html>" in (tmp_path / "page.html").read_text()
+        if file != "lock" or damage not in ("a folder", "a loop of links"):
+            looked_at(folder)
+        assert main(["scale", str(folder), "all=2"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert contents(folder) == before
+
+
+@pytest.mark.parametrize("file", [*ONLY_SHOWN, "run.json", "summary.json", "metrics.jsonl"])
+def test_pages_show_rows_of_the_wrong_shape_without_them(shown, file):
+    text = (shown / file).read_text()
+    lines = text.splitlines() if file.endswith("l") else [text]
+    rows = [json.loads(line) for line in lines]
+    every = list(wrong_values(rows[-1]))
+    for wrong in every[:: len(every) // 150 or 1]:
+        (shown / file).write_text("".join(f"{json.dumps(row)}\n" for row in [*rows[:-1], wrong]))
+        looked_at(shown)
 
 
 @pytest.mark.parametrize("file", ["summary.json", "status.json"])

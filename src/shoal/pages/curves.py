@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.pages.tails import Tail, parsed, sampled
+from shoal.pages.tails import Tail, number, parsed, sampled
 
 BUCKETS = 1024  # spans of rows, at most; a power of two
 MOST_COLUMNS = 400
@@ -81,7 +81,7 @@ class Curves:
         spans = (self.rows + np.arange(len(rows))) // self.width
         for name in dict.fromkeys(name for row in rows for name in row):
             if name in self.columns or len(self.columns) < MOST_COLUMNS:
-                values = np.array([_number(row.get(name)) for row in rows])
+                values = np.array([number(row.get(name), math.nan) for row in rows])
                 if name in self.columns or np.isfinite(values).any():
                     self.columns.setdefault(name, Column()).add(spans, values)
         self.rows, self.last = self.rows + len(rows), rows[-1]
@@ -102,18 +102,6 @@ class Curves:
                 parts += [column.low[spans], column.high[spans]]
             columns[name] = [_plain(part) for part in parts]
         return {"first": first, "width": self.width, "rows": self.rows, "columns": columns}
-
-
-def _number(value: Any) -> float:
-    """A value of a row as a number; NaN for what is none."""
-    if isinstance(value, str):  # infinities, as JSON has none
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
 
 
 def _plain(values: np.ndarray) -> list[float | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
+
+from shoal.runs.folder import as_json
 
 DOCUMENT = """<!doctype html>
 <html lang="en">
@@ -78,7 +79,7 @@ def _digest(script: str) -> str:
 
 def json_in_html(data: Any) -> str:
     """JSON escaped for a script element, which would end at the first `</`."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return as_json(data).replace("<", "\\u003c")
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,6 +12,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from shoal.pages.tails import number
+
 Json = dict[str, Any]
 Row = Mapping[str, Any]
 
@@ -73,7 +75,7 @@ def load_between(before: Row, after: Row) -> Load | None:
 
     Workers that were restarted in between count from 0: they are left out.
     """
-    passed = _number(after.get("at")) - _number(before.get("at"))
+    passed = number(after.get("at"), 0.0) - number(before.get("at"), 0.0)
     if passed <= 0:
         return None
     found = []
@@ -105,15 +107,11 @@ def _workers(row: Row) -> dict[str, dict[str, float]]:
             spent = counts.get("spent", counts)
             spent = spent if isinstance(spent, dict) else {}
             found[str(name)] = {
-                key: float(value)
-                for key, value in {**spent, "tick": counts.get("tick", 0)}.items()
-                if isinstance(value, int | float)
+                key: value
+                for key, x in {**spent, "tick": counts.get("tick", 0)}.items()
+                if (value := number(x, None)) is not None
             }
     return found
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def first_working(rows: Sequence[Row]) -> int:
@@ -268,7 +266,7 @@ def timeline(rows: Sequence[Row]) -> Json:
     busy: dict[str, list[float | None]] = {}
     for name in list(names)[:MOST_LINES]:
         busy[name] = [_busy_of(load.workers, name) for _, load in found]
-    return {"seconds": [_number(after.get("seconds")) for after, _ in found], "busy": busy}
+    return {"seconds": [number(after.get("seconds"), 0.0) for after, _ in found], "busy": busy}
 
 
 def _busy_of(workers: Iterable[WorkerLoad], name: str) -> float | None:

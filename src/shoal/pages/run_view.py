@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from shoal.errors import SettingError
 from shoal.pages.curves import GrowingCurves
 from shoal.pages.drawing import draw_plan
 from shoal.pages.load import first_working, load_between, load_data, timeline
-from shoal.pages.tails import Tail, parsed
-from shoal.runs.folder import FORM, is_locked
-from shoal.shapes import ShapeError, read_json, why_unreadable
+from shoal.pages.tails import Tail, number, parsed
+from shoal.runs.folder import FORM, StatusFile, is_locked
+from shoal.shapes import ShapeError, Steps, misfit, read_json, why_unreadable
 
 Json = dict[str, Any]
 LATE_S = 10.0  # since a run in progress has written its status last
@@ -26,6 +26,23 @@ MOST_LOG = 2000  # lines of the log that are shown
 MOST_LOADS = 20_000  # rows of load.jsonl that are kept
 FACTS = ("algorithm", "env", "distribution_policy", "backend", "envs", "seed", "status", "error")
 COUNTS = ("ticks", "env_steps", "seconds", "return_mean", "episodes", "env_steps_per_second")
+
+
+class LagFacts(TypedDict):
+    """How old the values were that a run has used, in ticks."""
+
+    mean: float
+    max: float
+    histogram: dict[str, Steps]
+
+
+class EvaluationRow(TypedDict):
+    """An evaluation, as a row of `evaluation.jsonl` and the summary have it."""
+
+    tick: Steps
+    env_steps: Steps
+    return_mean: float
+    episodes: Steps
 
 
 class RunView:
@@ -89,7 +106,8 @@ class RunView:
             if self._read.get(name) == key:
                 return False
             self._read[name] = key
-            self._files[name] = read_json(path, Json, FORM if name == "run.json" else None)
+            kind: Any = StatusFile if name == "status.json" else Json
+            self._files[name] = read_json(path, kind, FORM if name == "run.json" else None)
             self._problems.pop(name, None)
         except FileNotFoundError:
             return bool(self._read.pop(name, None) or self._files.pop(name, None))
@@ -115,7 +133,7 @@ class RunView:
         if self._judged.check():
             self.evaluations = []
         if rows := parsed(self._judged.lines()):
-            self.evaluations += rows
+            self.evaluations += [row for row in rows if not misfit(row, EvaluationRow)]
             self.versions["evaluations"] += 1
 
     def _read_load(self) -> None:
@@ -159,23 +177,27 @@ class RunView:
         """What a run is and how far it is."""
         summary, status = (self._files.get(f"{n}.json", {}) for n in ("summary", "status"))
         run, last = self._files.get("run.json", {}), self.curves.shown.last
-        found = {name: summary.get(name) for name in (*FACTS, *COUNTS)}
+        found = {name: summary.get(name) for name in FACTS}
+        found |= {name: number(summary.get(name), None) for name in COUNTS}
         notes = list(self._problems.values())
         if self.is_running:
-            newer = {name: last.get(name) for name in COUNTS if last.get(name) is not None}
-            found |= newer | {"ticks": last.get("tick", -1) + 1}
-            is_late = time.time() - _number(status.get("at")) > LATE_S
-            if status and is_late:
+            newer = {name: x for name in COUNTS if (x := number(last.get(name), None)) is not None}
+            found |= newer | {"ticks": number(last.get("tick"), -1) + 1}
+            if status and time.time() - status["at"] > LATE_S:
                 notes.append(
                     "The run hasn't reported for a while: its driver is stopped, or waits."
                 )
         elif found["status"] == "running":
             found["status"] = "killed"
-        lag = (status or summary).get("lag") or summary.get("lag")
+        lags = (part.get("lag") for part in (status, summary))
+        lag = next((lag for lag in lags if not misfit(lag, LagFacts)), None)
+        judged = summary.get("evaluation")
         return {
             **found, "note": "\n".join(notes), "name": self.name, "folder": str(self.folder),
-            "lag": lag, "total": run.get("ticks"), "evaluation": summary.get("evaluation"),
-            "compile_seconds": summary.get("compile_seconds"), "running": self.is_running,
+            "lag": lag, "total": number(run.get("ticks"), None),
+            "evaluation": None if misfit(judged, EvaluationRow) else judged,
+            "compile_seconds": number(summary.get("compile_seconds"), None),
+            "running": self.is_running,
             "read": round(self.curves.part_read, 2), "settings": settings(run, summary),
         }  # fmt: skip
 
@@ -188,7 +210,7 @@ def drawn(plan: Json) -> Json | None:
             "sources": plan.get("sources", {}),
             "title": plan["distribution"],
         }
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         return None  # a damaged file: the page shows the rest
 
 
@@ -251,7 +273,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

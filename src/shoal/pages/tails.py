@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MOST_LINE = 1_000_000  # bytes; a longer line is no row of Shoal's
 CHUNK = 1_000_000  # bytes that are read at once
 SAMPLED = 512  # rows that stand for a long file until it is read
@@ -31,10 +35,11 @@ class Tail:
             found = os.stat(self.path)
         except OSError:
             return False
-        again = found.st_size < self.offset or (self._file not in (0, found.st_ino))
+        size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+        again = size < self.offset or (self._file not in (0, found.st_ino))
         if again:
             self.offset, self._rest = 0, b""
-        self.size, self._file = found.st_size, found.st_ino
+        self.size, self._file = size, found.st_ino
         return again
 
     def lines(self) -> list[bytes]:
@@ -46,7 +51,9 @@ class Tail:
                 file.seek(self.offset)
                 data = file.read(CHUNK)
         except OSError:
-            return []
+            data = b""
+        if not data:  # it can't be read, or was cut just now: nothing is waited for
+            self.size = self.offset
         self.offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MOST_LINE:
@@ -63,6 +70,17 @@ def parsed(lines: list[bytes]) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def number(value: Any, default: T) -> float | T:
+    """A finite number of a file; `default` for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    try:
+        found = float(value)
+    except OverflowError:
+        return default
+    return found if math.isfinite(found) else default
+
+
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
@@ -72,8 +90,9 @@ def _parsed(line: bytes) -> Any:
 
 def sampled(path: Path) -> list[dict[str, Any]]:
     """Some rows of a long file, evenly spaced by their place in it, and its last."""
-    size, found = path.stat().st_size, []
-    with open(path, "rb") as file:
+    found = []
+    with suppress(OSError), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         for part in range(SAMPLED):
             file.seek(size * part // SAMPLED)
             if part:
