@@ -117,6 +117,7 @@ def start_ray() -> None:
     from shoal.runtime.cluster.ray import QUIET, make_token, on_loopback
 
     make_token()
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # it kills workers where others need memory
     with on_loopback():
         ray.init(address="local", num_cpus=4, include_dashboard=False, **QUIET)
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address

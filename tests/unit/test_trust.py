@@ -175,7 +175,7 @@ def test_wrappers_of_an_environment_need_trust(run, watched):
 
 
 def write_tape(**loop):
-    """A recording that names this loop, as somebody may have written it."""
+    """A recording that names this loop, as another author may have written it."""
     known = {"algorithm": "ppo", "env": "none", "distribute": None, "envs": 4}
     known |= {key: {"dict": {}} for key in ("settings", "env_settings", "distribute_settings")}
     about = {"form": 2, "edge": "a>b", "ticks": 1, "loop": known | loop, "reader": "b", "plan": ""}
@@ -283,6 +283,26 @@ def test_workers_import_nothing_of_the_current_folder_that_the_driver_would_not(
     words = [sys.executable, "-P", "-c", code]
     subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
     assert not (tmp_path / "ran").exists()
+
+
+def test_commands_look_for_modules_in_the_current_folder_only_where_the_user_names_one(tmp_path):
+    (tmp_path / "worlds.py").write_text("open('ran', 'w').close()\n")
+    code = """if 1:
+        import os, sys
+        from shoal.cli.entry import entry
+        def run(*words):
+            sys.argv = ["shoal", *words]
+            try:
+                entry()
+            except SystemExit as end:
+                return end.code
+        assert run("status", ".") == run("resume", ".") == 2
+        assert os.getcwd() not in sys.path
+        assert run("plan", "ppo", "gymnasium:worlds:World-v0") == 2
+    """
+    env = {**os.environ, "PYTHONPATH": str(Path(shoal.__file__).parents[1])}
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_report_or_a_request_is_not_written_through_a_link(run, tmp_path, capsys):

@@ -13,7 +13,6 @@ def entry() -> None:
     with owned() as owner:
         leave_soon(owner, _leave)
         try:
-            sys.path.append(os.getcwd())  # last: a file here hides no installed module
             from shoal.cli.main import main
 
             code = main()

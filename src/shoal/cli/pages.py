@@ -56,7 +56,7 @@ def report(options: ReportOptions) -> int:
     folders = _folders(options.runs)
     out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     check_file(out)
-    if options.out is None and out.is_symlink():  # it may be somebody else's
+    if options.out is None and out.is_symlink():  # it may lead out of a folder of others
         raise SettingError(f"{out} is a link", "Remove it, or name a file with --out.")
     write_text(out, report_page([RunView(folder) for folder in folders]))
     print(f"Written to {out}")

@@ -23,6 +23,7 @@ from shoal.envs.gym_spaces import (
     observation_space,
 )
 from shoal.envs.host import Copies, Leaves, Moves
+from shoal.envs.later import import_named
 from shoal.envs.spaces import Action, Observation
 from shoal.errors import MissingExtraError, RowError, SettingError, UnknownNameError
 
@@ -231,6 +232,8 @@ def _make(simulator: GymnasiumSimulator) -> gymnasium.Env:
         elif simulator.is_atari:
             env = _make_atari(simulator)
         else:
+            if ":" in name:
+                import_named(name.partition(":")[0])
             env = gymnasium.make(name, **{"disable_env_checker": True, **settings})
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise _missing(name, error) from error
@@ -281,7 +284,7 @@ def _make_atari(simulator: GymnasiumSimulator) -> gymnasium.Env:
 def _function(name: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
     module, _, function = name.partition(":")
     try:
-        return getattr(import_module(module), function)
+        return getattr(import_named(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(
             f"there is no wrapper `{name}`: {error}", 'Name it as "module:function".'

@@ -1,7 +1,8 @@
-"""Lazy imports: modules that are loaded when they are first used."""
+"""Imports of modules that are loaded when they are first used, or that users name."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,17 @@ def loaded_later(*names: str) -> Iterator[None]:
         for name, module in stands_in.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+def import_named(name: str) -> ModuleType:
+    """Import a module that the user names, which may be a file in the current folder.
+
+    Only then does Python look there, and there last: a folder of others may hold files that are
+    called as optional packages are.
+    """
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
+    return import_module(name)
 
 
 def _first_use(name: str, attribute: str) -> Any:

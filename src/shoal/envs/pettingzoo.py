@@ -24,6 +24,7 @@ from shoal.envs.gym_spaces import (
     observation_space,
 )
 from shoal.envs.host import Copies, Leaves, Moves
+from shoal.envs.later import import_named
 from shoal.envs.spaces import Action, Observation
 from shoal.errors import MissingExtraError, RowError, SettingError
 
@@ -216,7 +217,7 @@ def _function(name: str) -> Callable[..., Any]:
     if not colon:
         group, _, inner = name.partition("/")
         module, function = f"{GROUPS[group]}.{inner}", "parallel_env"
-    made = import_module(module)
+    made = (import_named if colon else import_module)(module)
     if not hasattr(made, function):
         raise SettingError(
             f"{name} has no {function}",

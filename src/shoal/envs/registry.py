@@ -9,6 +9,7 @@ from typing import Any
 from shoal.envs.environment import Environment
 from shoal.envs.given import adapted
 from shoal.envs.hosted import HostEnvironment
+from shoal.envs.later import import_named
 from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 
 # The module, simulator and environment of each family. A module is imported when its family is
@@ -80,7 +81,7 @@ def _elsewhere(name: str) -> list[str]:
 def _check_module(name: str) -> None:
     """A name such as "my_worlds:World-v0" imports the module before the colon."""
     try:
-        import_module(name)
+        import_named(name)
     except ModuleNotFoundError as error:
         raise SettingError(
             f"there is no module `{name}` to import environments from: {error}",

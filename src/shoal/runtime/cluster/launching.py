@@ -156,7 +156,7 @@ def spawn(
     ooms = oom_kills()
     words = ["-m", "shoal.runtime.cluster.worker_process", *map(str, (os.getpid(), *fds))]
     # No module of the current folder is imported that this process wouldn't import either.
-    is_here = {"", os.getcwd()} & {*sys.path}
+    is_here = sys.path[:1] and sys.path[0] in ("", os.getcwd())
     process = subprocess.Popen(
         [sys.executable, *(() if is_here else ("-P",)), *words],
         pass_fds=fds,
