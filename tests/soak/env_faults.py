@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import shoal
 from conformance.faulty import FAULTS, HostLoop, faulty, processes_with
@@ -117,9 +118,9 @@ def start_ray() -> None:
     from shoal.runtime.cluster.ray import QUIET, make_token, on_loopback
 
     make_token()
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # it kills workers where others need memory
+    calm: dict[str, Any] = {"memory_monitor_refresh_ms": 0}  # it kills where others need memory
     with on_loopback():
-        ray.init(address="local", num_cpus=4, include_dashboard=False, **QUIET)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, _system_config=calm, **QUIET)
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     os.environ["RAY_AUTH_MODE"] = "token"
 
