@@ -76,6 +76,44 @@ class Scaled(Loop):
         return w - 0.1 * shoal.mean(jnp.mean(x, axis=0)), x @ w
 
 
+class Odd(Loop):
+    """Sums of bytes, which wrap round, and the largest of numbers of which some are NaN."""
+
+    def init(self, key, env, envs):
+        return super().init(key, env, envs) | {"most": self.w0, "total": self.w0.astype(jnp.uint8)}
+
+    w0 = jnp.zeros(WIDE)
+
+    def tick(self, env, state):
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        most, total = shoal.stage(self.learn, name="learn")(x)
+        return state | {"keys": keys, "x": x, "most": most, "total": total}, {}
+
+    @staticmethod
+    def learn(x):
+        most, total = shoal.stage(Odd.of_rows, name="grad")(x)
+        most, total = shoal.max(most), shoal.sum(total)
+        return shoal.stage(lambda *both: both, name="apply")(most, total)
+
+    @staticmethod
+    def of_rows(x):
+        return jnp.log(x + 0.8).max(0), (90 * x + 128).astype(jnp.uint8).sum(0, dtype=jnp.uint8)
+
+
+class Chances(Loop):
+    """Thompson sampling: draws for all rows, of one key and of a key for each row."""
+
+    def init(self, key, env, envs):
+        return super().init(key, env, envs) | {"key": key}
+
+    def tick(self, env, state):
+        key, now = jax.random.split(state["key"])
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        each = jax.vmap(jax.random.gamma)(keys, 1 + jnp.abs(x))
+        chances = shoal.stage(lambda x: jax.random.beta(now, 1 + jnp.abs(x), 2), name="learn")(x)
+        return state | {"key": key, "keys": keys, "x": x * chances + 0.1 * each}, {}
+
+
 class LearntInTick(Loop):
     """A gradient step in tick, in no stage."""
 
@@ -114,6 +152,9 @@ def plan_of(loop, policy):
         (Ranks(), shoal.multi_learner(4)),
         (Ranks(), shoal.decoupled(2, 2, 2)),
         (Scaled(), shoal.single_learner_coarse(2)),
+        (Odd(), shoal.central(2)),
+        (Odd(), shoal.fused(2)),
+        (Chances(), shoal.single_learner_coarse(2)),
         (LearntInTick(), shoal.multi_learner(2)),
         (FromShared(), shoal.single_learner_fine(4)),
         (FromShared(), shoal.decoupled(2, 2, 2)),
@@ -137,6 +178,11 @@ def test_two_rows_of_an_environment_are_divided_over_replicas(policy):
     layouts = [plan.layout(home, value) for value in site.writes]
     assert layouts == [Sharded(0, before=2)]
     assert sum(map(plan.bytes_of, plan.channels)) < np.prod((2, ENVS, WIDE, 4)) * 2
+
+
+def test_draws_for_all_rows_of_one_key_are_not_divided():
+    with pytest.raises(shoal.ShoalError, match="stage `learn` sees the whole batch"):
+        plan_of(Chances(), shoal.multi_learner(2))
 
 
 def test_a_lag_of_nothing_is_refused():

@@ -193,6 +193,9 @@ APART = {
     "zeros for all": lambda s: jnp.zeros_like(s["x"]),
     "spread": lambda s: jnp.broadcast_to(s["w"][0], s["x"].shape),
     "drawn by row": lambda s: jax.vmap(lambda key: jax.random.normal(key, (3,)))(s["keys"]),
+    "drawn by row from what all share": lambda s: jax.vmap(
+        lambda key: jax.random.gamma(key, jnp.ones(3))
+    )(s["keys"]),
     "drawn from split keys": lambda s: jax.vmap(
         lambda key: jax.random.uniform(jax.random.split(key)[1])
     )(s["keys"]),
@@ -270,6 +273,9 @@ MIXED = {
     "a mean put beside rows": lambda s: jax.device_put((s["x"].max(1), s["x"]))[0],
     "bits of any": lambda s: jnp.bitwise_or.reduce(1 << s["i"]),
     "bits of all": lambda s: jnp.bitwise_and.reduce(~(1 << s["i"])),
+    "drawn for all by rows of chances": lambda s: jax.random.beta(
+        s["key"], 1 + jnp.abs(s["x"]), 2.0
+    ),
     "taken off by place": lambda s: jnp.zeros(6).at[s["i"]].subtract(s["x"][0, :, 0]),
     "max over environments": over(jnp.max, axis=1),
     "argmax over environments": over(jnp.argmax, axis=1),
@@ -332,6 +338,14 @@ def test_rows_that_stay_apart_are_seen(name, time):
 def test_rows_that_mix_are_seen(name, time):
     layout = followed(MIXED[name], time)[1]
     assert isinstance(layout, Partial | Varying) or not is_exact(layout)
+
+
+def test_a_loop_that_starts_from_numbers_asks_for_them():
+    def op(s):
+        rows = jnp.arange(s["x"].shape[1])[:, None] * 1.0
+        return lax.scan(lambda c, x: (c + x, None), rows * jnp.ones(WIDE), s["x"])[0]
+
+    assert followed(op, 3)[2].numbered
 
 
 # What replicas contribute to a sum or an extreme, and what may be done with it before they agree.

@@ -298,6 +298,11 @@ def shuffled(key, x):
     return key, jnp.where(kept, jax.random.permutation(now, x), 0.0)
 
 
+def drawn_by_chances(key, x):
+    key, now = jax.random.split(key)
+    return key, jax.random.beta(now, 1 + jnp.abs(x), 2.0)
+
+
 def folded(key, x):
     now = jax.random.fold_in(key, 7)
     return jax.random.fold_in(key, 1), x + jax.random.uniform(now, x.shape, minval=-1)
@@ -316,6 +321,7 @@ KEYED = {
     "walked": walked,
     "chosen by chance": chosen_by_chance,
     "shuffled": shuffled,
+    "drawn by chances": drawn_by_chances,
     "folded": folded,
     "drawn in a loop": drawn_in_a_loop,
 }

@@ -126,11 +126,17 @@ def split_for_all(key, x):
     return key, x + jax.vmap(lambda k: jax.random.uniform(k, (WIDE,)))(keys)
 
 
+def gamma_for_all(key, x):
+    key, now = jax.random.split(key)
+    return key, x + jax.random.gamma(now, 1 + jnp.abs(x))
+
+
 KEY_ROWS = ["key", "rows"]
 add_ops(
     "k", KEY_ROWS, KEY_ROWS,
     {"drawn for all": drawn_for_all, "shuffled rows": shuffled_rows,
-     "numbered keys": numbered_keys, "split for all": split_for_all},
+     "numbered keys": numbered_keys, "split for all": split_for_all,
+     "gamma for all": gamma_for_all},
     MIXED,
 )  # fmt: skip
 

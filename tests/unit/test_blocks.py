@@ -35,6 +35,18 @@ def test_blocks_are_as_large_as_fits(samples, size):
     assert block_size(samples, LIGHT) == size
 
 
+def test_a_gradient_through_a_scan_is_that_of_the_whole():
+    batch = jnp.sin(jnp.arange(1024 * 3.0)).reshape(1024, 3)
+
+    def loss(w, batch):
+        turn = lambda h, x: (jnp.tanh(w * h + x), None)  # noqa: E731
+        return jnp.mean(jax.lax.scan(turn, batch[:, 0], batch.T)[0]), {}
+
+    blocks, _ = grad_in_blocks(loss, jnp.float32(0.5), batch)
+    whole, _ = jax.grad(loss, has_aux=True)(jnp.float32(0.5), batch)
+    np.testing.assert_allclose(blocks, whole, rtol=1e-4)
+
+
 @pytest.mark.parametrize("samples", [100, 1024, 1500, 521])
 def test_a_gradient_in_blocks_is_that_of_the_whole(samples):
     rng = np.random.default_rng(0)

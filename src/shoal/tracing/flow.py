@@ -133,13 +133,14 @@ class Flow:
         step = plain_step(self._op(e, ins))
         if step is None:
             return (LOST,) * len(e.outvars)
-        if any(_asks(a, b) for a, b in zip(ins, step.ins, strict=True)):
-            self._note_numbered(e)
+        self._note_numbered(e, ins, step.ins)
         return step.outs
 
-    def _note_numbered(self, e: Any) -> None:
+    def _note_numbered(self, e: Any, have: Sequence[Layout], want: Sequence[Layout]) -> None:
+        """Note that a replica must know its environments to bring some values into layouts."""
         where = place_of(e)
-        if where not in self.findings.numbered:
+        asks = any(_asks(a, b) for a, b in zip(have, want, strict=False))
+        if asks and where not in self.findings.numbered:
             self.findings.numbered.append(where)
 
     def _note_approximate(self, e: Any) -> None:
@@ -175,7 +176,7 @@ class Flow:
         )  # fmt: skip
 
     def settled(
-        self, body: Callable[[Flow, Layouts], Layouts], first: Sequence[Layout]
+        self, e: Any, body: Callable[[Flow, Layouts], Layouts], first: Sequence[Layout]
     ) -> tuple[Layouts, Layouts]:
         """What a loop carries when it has settled, and what its body then returns.
 
@@ -189,6 +190,8 @@ class Flow:
             after = tuple(with_cause(_plainly(join(a, b)), cause_of(b)) for a, b in pairs)
             if after == carry:
                 self.findings.add(flow.findings)
+                for given in (first, outs):
+                    self._note_numbered(e, given, carry)
                 return carry, outs
             carry = after
 
@@ -197,6 +200,7 @@ class Flow:
         n_const, n_carry = scan_counts(e)
         consts, rows = ins[:n_const], tuple(map(inside, ins[n_const + n_carry :]))
         return self.settled(
+            e,
             lambda flow, carry: flow.jaxpr(e.params["jaxpr"], (*consts, *carry, *rows)),
             ins[n_const : n_const + n_carry],
         )
@@ -214,7 +218,7 @@ class Flow:
             continues = flow.jaxpr(e.params["cond_jaxpr"], (*test, *carry))
             return flow.jaxpr(select, (*continues, *carry, *after))
 
-        carry, _ = self.settled(turn, ins[n_test + n_body :])
+        carry, _ = self.settled(e, turn, ins[n_test + n_body :])
         return carry, self.jaxpr(e.params["cond_jaxpr"], (*test, *carry))[0]
 
     def diverges(self, e: Any, test: Layout) -> bool:
@@ -357,6 +361,8 @@ def _cond(flow: Flow, e: Any, ins: Layouts) -> Layouts:
     outs = found[0]
     for more in found[1:]:
         outs = tuple(_plainly(join(a, b)) for a, b in zip(outs, more, strict=True))
+    for branch in found:
+        flow._note_numbered(e, branch, outs)
     return outs
 
 
@@ -458,7 +464,7 @@ def _scattered(flow: Flow, e: Any, ins: Layouts) -> Layouts:
     if isinstance(layout, Sharded) and layout.axis == axis:
         return ins
     if isinstance(layout, Partial) and layout.how == "sum" and size % flow.count == 0:
-        flow._note_numbered(e)
+        flow._note_numbered(e, [REPLICATED], [rows])
         return (replace(rows, own=layout.own),)
     flow.findings.faults.append(
         Fault(

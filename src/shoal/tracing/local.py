@@ -106,6 +106,10 @@ class Share:
             raise AssertionError("replicas that run apart never meet to agree")
         if x.dtype == np.bool_:
             return self._exchange(x.astype(jnp.int32), how) > 0
+        if how in ("max", "min") and jnp.issubdtype(x.dtype, jnp.inexact):
+            for name in self.axes:  # devices may lose a NaN when they reduce to an extreme
+                x = getattr(lax.all_gather(x, name), how)(axis=0)
+            return x
         return {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax, "min": lax.pmin}[how](
             x, self.axes
         )

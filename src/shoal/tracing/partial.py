@@ -149,7 +149,7 @@ def _keeps_order(op: Operation) -> bool:
     if jnp.issubdtype(new, jnp.floating):
         return _is_wide(new)
     if old == np.bool_:
-        return True
+        return not jnp.issubdtype(new, jnp.complexfloating)
     return jnp.issubdtype(old, jnp.integer) and _widens(old, new) and (old.kind == new.kind)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from shoal.graph.layout import REPLICATED, Layout, Partial, Replicated, Sharded
 from shoal.tracing.steps import ELEMENTWISE, Operation, Rule, Step
 
@@ -87,23 +85,22 @@ def _without(key: str) -> Rule:
     return rule
 
 
-def _reduced(how: str) -> Rule:
-    """Sums and extremes keep rows along other axes; along the rows they leave a contribution."""
+def _reduced(how: str, but: str = "") -> Rule:
+    """Sums and extremes keep rows along other axes; along the rows they leave a contribution.
+
+    Numbers whose dtype is `but` of some kinds leave none: bits are joined, complex ones have no
+    order.
+    """
     kept = _without("axes")
 
     def rule(op: Operation) -> Step | None:
         rows = op.rows()
-        if rows is None or rows.axis not in op.params["axes"]:
+        is_other = op.equation.outvars[0].aval.dtype.kind in but
+        if rows is None or rows.axis not in op.params["axes"] or is_other:
             return kept(op)
         return Step(op.ins, (Partial(how),))
 
     return rule
-
-
-def _logical(how: str) -> Rule:
-    """As extremes of flags; of whole numbers, they join bits."""
-    flags, bits = _reduced(how), _without("axes")
-    return lambda op: (flags if op.equation.outvars[0].aval.dtype == np.bool_ else bits)(op)
 
 
 def _along(key: str) -> Rule:
@@ -406,6 +403,12 @@ def _random_bits(op: Operation) -> Step | None:
     return rows and Step(op.ins, (rows,))
 
 
+def _random_gamma(op: Operation) -> Step | None:
+    """A key is split for the numbers along the axes after its own."""
+    rows = op.common
+    return op.alike(rows) if rows is not None and rows.axis < len(op.shape()) else None
+
+
 def _random_wrap(op: Operation) -> Step | None:
     rows = op.rows()
     return Step(op.ins, (rows,)) if rows is not None and rows.axis < len(op.out) else None
@@ -453,10 +456,10 @@ RULES: dict[str, Rule] = {
     "split": _split,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     "reduce_sum": _reduced("sum"),
-    "reduce_max": _reduced("max"),
-    "reduce_min": _reduced("min"),
-    "reduce_or": _logical("max"),
-    "reduce_and": _logical("min"),
+    "reduce_max": _reduced("max", but="c"),
+    "reduce_min": _reduced("min", but="c"),
+    "reduce_or": _reduced("max", but="iuV"),
+    "reduce_and": _reduced("min", but="iuV"),
     "reduce": _without("dimensions"),
     **dict.fromkeys(("reduce_prod", "reduce_xor", "argmax", "argmin"), _without("axes")),
     "dot_general": _dot,
@@ -490,6 +493,7 @@ RULES: dict[str, Rule] = {
     "lu_pivots_to_permutation": _batched(1),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap"), _random_bits),
     "random_wrap": _random_wrap,
+    "random_gamma": _random_gamma,
     "bitcast_convert_type": _bitcast,
     "shoal_map_rows": _map_rows,
 }

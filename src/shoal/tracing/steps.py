@@ -122,6 +122,6 @@ ELEMENTWISE = frozenset(
         *("clz", "population_count", "reduce_precision"),
         *("copy", "copy_p", "convert_element_type"),
         *("name", "stop_gradient", "random_clone", "random_fold_in", "threefry2x32"),
-        *("random_gamma", "random_seed", "zeros_like"),
+        *("random_seed", "zeros_like"),
     }
 )

@@ -288,7 +288,8 @@ class Lowering:
         x = env[ref]
         if x.dtype == np.bool_:
             return jnp.any(x, axis=0) if how == "max" else jnp.all(x, axis=0)
-        return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how](x, axis=0)
+        reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "mean": jnp.mean}[how]
+        return reduce(x, axis=0).astype(x.dtype)
 
     def in_one(self, name: str) -> Value:
         """The spec of a value in one endpoint: over all replicas if they run as one program."""
