@@ -84,6 +84,12 @@ class Varying:
     cause: Cause = field(default=NO_CAUSE, compare=False)
 
 
+# What to do where an operation mixes rows, or is not known to keep them apart.
+APART = (
+    "If it treats every environment alike, do it for one row, under jax.vmap or in a stage with "
+    'per="env" (jax.vmap(lambda row, i: row[i])(x, i) instead of x[jnp.arange(n), i]). If it needs '
+    "all of them, take all rows first with shoal.gather(x)"
+)
 Layout = Replicated | Sharded | Partial | Varying
 REPLICATED = Replicated()
 ESTIMATE = Varying(runs=True)

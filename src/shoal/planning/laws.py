@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import CutError, ShoalError
 from shoal.graph.ir import Agree, Graph, Node, Stage, nested_stages
-from shoal.graph.layout import Fault, Layout, Partial, Varying, cause_of
+from shoal.graph.layout import APART, Fault, Layout, Partial, Varying, cause_of
 from shoal.graph.words import name_text, size_text
 from shoal.planning.cluster import Cluster, Place
 from shoal.planning.homes import EVERYWHERE
@@ -174,11 +174,7 @@ def _way_out(layout: Layout, name: str) -> str:
             "Let replicas agree first, on what is reduced over environments, with shoal.mean(x), "
             "shoal.sum(x), shoal.max(x) or shoal.min(x)."
         )
-    return (
-        'If it treats every environment alike, do it in a stage with per="env"; if it needs all '
-        "of them, take all rows first with shoal.gather(x), or do it in a stage that isn't "
-        "replicated."
-    )
+    return f"{APART}, or do it in a stage that isn't replicated."
 
 
 def _culprit(plan: Plan, node: Node, cause: str) -> tuple[Node, Node]:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from shoal.graph.layout import (
+    APART,
     ESTIMATE,
     NO_CAUSE,
     REPLICATED,
@@ -429,15 +430,17 @@ def _misuse(e: Any, how: str, layout: Layout) -> Fault:
     by = f" (by `{cause.op}`{f' at {cause.source}' if cause.source else ''})" if cause.op else ""
     lost = isinstance(layout, Varying) and not layout.runs
     fix = (
-        "Agree on what it is made of: a sum, mean, maximum or minimum over environments "
+        f"Agree on what is reduced over environments before it is used. {APART}."
+        if lost
+        else "Agree on what it is made of: a sum, mean, maximum or minimum over environments "
         "(shoal.sum, mean, max, min, moments, weighted_mean), or take all rows with "
-        "shoal.gather(x) before they are mixed."
+        "shoal.gather(x) before they are mixed. If an approximation will do, say "
+        "shoal.mean(x, approximate=True)."
     )
-    more = "" if lost else " If an approximation will do, say shoal.mean(x, approximate=True)."
     return Fault(
         f"{call} is given what each replica computes from its own environments{by}, and no "
         f"{'mean' if how == 'mean' else how} of it is what all environments together give",
-        fix + more,
+        fix,
         where,
         cause if lost else NO_CAUSE,
     )
