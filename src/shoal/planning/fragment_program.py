@@ -21,16 +21,15 @@ from shoal.planning.program import (
 )
 from shoal.planning.segments import (
     Alias,
-    Hand,
+    Buffer,
     HostCall,
-    Move,
+    HostLoop,
+    NumpyWork,
     Operation,
     Program,
-    Room,
     Segment,
     Slice,
     Stack,
-    Turns,
     Work,
     walk,
 )
@@ -68,7 +67,7 @@ def _shows(plan: Plan, value: str) -> str:
 
 @dataclass(frozen=True)
 class _Draft:
-    """Turns instructions into operations; slices and stacks appear where they are first due."""
+    """HostLoop instructions into operations; slices and stacks appear where they are first due."""
 
     plan: Plan
     fragment: str
@@ -89,20 +88,19 @@ class _Draft:
             match item:
                 case Take() | Put():
                     yield from self._gathered(pending, loop)
-                    channel = next(c for c in self.plan.channels if c.name == item.channel)
-                    yield Move(item.channel, isinstance(item, Take), channel.values)
+                    yield item
                 case Call():
                     yield from self._gathered(pending, loop)
                     node = self.plan.sites.nodes[item.node]
                     yield HostCall(item.node, node.reads, node.writes)
                 case Repeat() if communicates(item.body):
                     turned = self.loops[item.loop]
-                    rooms = [Room(s.outer) for s in turned.stacks if self._makes(s.inner)]
-                    by_hand = [r for r in rooms if self._is_by_hand(r, turned)]
-                    pending += [r for r in rooms if r not in by_hand]
+                    buffers = [Buffer(s.outer) for s in turned.stacks if self._makes(s.inner)]
+                    in_numpy = [b for b in buffers if self._is_in_numpy(b, turned)]
+                    pending += [b for b in buffers if b not in in_numpy]
                     yield from self._gathered(pending, loop)
-                    yield from _hand(by_hand, self)
-                    yield self._turns(item, turned)
+                    yield from _numpy(in_numpy, self)
+                    yield self._host_loop(item, turned)
                 case _:
                     pending.append(item)  # type: ignore[arg-type]
             if loop is not None:
@@ -110,20 +108,20 @@ class _Draft:
         yield from self._gathered(pending, loop)
 
     def _gathered(self, pending: list[Work], loop: Loop | None) -> Iterator[Operation]:
-        """Pending work as segments, with what is done by hand apart: slices first, stacks last."""
+        """Pending work as segments, with what NumPy does apart: slices first, stacks last."""
         work = [self._renamed(w, pending, loop) for w in pending]
-        by_hand = [w for w in work if loop is not None and self._is_by_hand(w, loop)]
-        slices = [w for w in by_hand if isinstance(w, Slice)]
-        compiled = [w for w in work if w not in by_hand]
+        in_numpy = [w for w in work if loop is not None and self._is_in_numpy(w, loop)]
+        slices = [w for w in in_numpy if isinstance(w, Slice)]
+        compiled = [w for w in work if w not in in_numpy]
         pending.clear()
-        yield from _hand(slices, self)
+        yield from _numpy(slices, self)
         yield from _segment(compiled, self)
-        yield from _hand([w for w in by_hand if w not in slices], self)
+        yield from _numpy([w for w in in_numpy if w not in slices], self)
 
     def _renamed(self, work: Work, pending: list[Work], loop: Loop | None) -> Work:
-        """A copy that only stacks read is just another name, where they are done by hand."""
+        """A copy that only stacks read is just another name, where NumPy does them."""
         node = self.plan.sites.nodes[work.node] if isinstance(work, Do) else None
-        if loop is None or loop.name not in self.by_hand or getattr(node, "op", "") != "copy":
+        if loop is None or loop.name not in self.in_numpy or getattr(node, "op", "") != "copy":
             return work
         assert node is not None
         readers = [w for w in pending if node.writes[0] in self.reads(w)]
@@ -131,19 +129,19 @@ class _Draft:
             return work
         return Alias(node.reads[0], node.writes[0])
 
-    def _is_by_hand(self, work: Work, loop: Loop) -> bool:
+    def _is_in_numpy(self, work: Work, loop: Loop) -> bool:
         """Whether NumPy does a slice or stack: Python's own loops, of anything but keys."""
         match work:
-            case Slice(value) | Room(value) | Stack(_, value):
+            case Slice(value) | Buffer(value) | Stack(_, value):
                 is_key = self.plan.graph.values[value].dtype.startswith("key<")
-                return loop.name in self.by_hand and not is_key
+                return loop.name in self.in_numpy and not is_key
             case Alias():
                 return True
             case _:
                 return False
 
     @cached_property
-    def by_hand(self) -> frozenset[str]:
+    def in_numpy(self) -> frozenset[str]:
         """Loops that call out of XLA in every turn, or whose turns are served in any order."""
         served = self.plan.distribution.clients(self.fragment) is not None
         turned = [
@@ -154,7 +152,7 @@ class _Draft:
             if communicates(i.body) and (served or any(isinstance(x, Call) for x in i.body))
         )  # fmt: skip
 
-    def _turns(self, item: Repeat, loop: Loop) -> Turns:
+    def _host_loop(self, item: Repeat, loop: Loop) -> HostLoop:
         owned = tuple(c for c in loop.carries if not c.unchanged and self._makes(c.after))
         same = tuple(
             (c.first, name) for c in loop.carries if c.unchanged for name in (c.before, c.final)
@@ -162,7 +160,7 @@ class _Draft:
         turns = range(loop.length)
         order = turns[::-1] if loop.reverse else turns
         body = tuple(self.operations(item.body, loop))
-        return Turns(order, f"{loop.name}:turn", same, owned, body)
+        return HostLoop(order, f"{loop.name}:turn", same, owned, body)
 
     def _due(self, item: Instruction, loop: Loop | None, sliced: set[str]) -> list[Slice]:
         if loop is None or isinstance(item, Take | Put):
@@ -219,7 +217,7 @@ class _Draft:
                 return (*final, *(s.outer for s in loop.stacks if s.inner in inside))
             case Slice(_, inner):
                 return (inner,)
-            case Room(outer) | Stack(_, outer):
+            case Buffer(outer) | Stack(_, outer):
                 return (outer,)
             case Alias(_, name):
                 return (name,)
@@ -240,11 +238,11 @@ def _segment(pending: list[Work], draft: _Draft) -> Iterator[Segment]:
     pending.clear()
 
 
-def _hand(work: list[Any], draft: _Draft) -> Iterator[Hand]:
-    """Work done by hand, if there is any."""
+def _numpy(work: list[Any], draft: _Draft) -> Iterator[NumpyWork]:
+    """Work that NumPy does, if there is any."""
     reads = {r for w in work for r in draft.reads(w)}
     if work:
-        yield Hand(
+        yield NumpyWork(
             tuple(work), tuple(sorted(reads)), tuple(w for x in work for w in draft.writes(x))
         )
 
@@ -270,8 +268,8 @@ def _map(
         match operation:
             case Segment():
                 yield change(operation)
-            case Turns(order, index, renames, carries, body):
-                yield Turns(order, index, renames, carries, tuple(_map(body, change)))
+            case HostLoop(order, index, renames, carries, body):
+                yield HostLoop(order, index, renames, carries, tuple(_map(body, change)))
             case _:
                 yield operation
 
@@ -281,18 +279,18 @@ def _donate(
 ) -> tuple[Operation, ...]:
     """Segments that donate the buffers that nothing needs after them.
 
-    What travels on a channel is shared with its readers, so it stays. Inside turned loops only the
-    room for stacked values is given away: it is made for one loop and handed from turn to turn.
+    What travels on a channel is shared with its readers, so it stays. Inside host loops only the
+    buffers of stacks are donated: they are made for one loop and passed from turn to turn.
     """
     shared = {v for c in plan.channels for v in c.values}
     shared |= {before for before, after in plan.graph.carry if after in shared}
     every = list(walk(operations))
-    rooms = {
+    buffers = {
         w.outer
         for s in every
         if isinstance(s, Segment)
         for w in s.work
-        if isinstance(w, Room | Stack)
+        if isinstance(w, Buffer | Stack)
     }
     top = [o for o in operations if isinstance(o, Segment)]
     kept = set().union(*(o.reads for o in every if o not in top))
@@ -306,7 +304,7 @@ def _donate(
         over = {
             r
             for r in segment.reads
-            if r in rooms and any(isinstance(w, Stack) and w.outer == r for w in segment.work)
+            if r in buffers and any(isinstance(w, Stack) and w.outer == r for w in segment.work)
         }
         if segment in top:
             over |= {

@@ -41,16 +41,38 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Wait for a channel's next message."""
+    """Wait for a channel's next message, which has these values."""
 
     channel: str
+    values: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The values of the message."""
+        return self.values
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Send a message on a channel."""
+    """Send a message with these values on a channel."""
 
     channel: str
+    values: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The values of the message."""
+        return self.values
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,7 @@ def project(
             (writer, send) for writer, draft in drafts.items() for send in _sends(draft)
         )
     )
-    brings = {(c.reader, v): c.name for c in channels for v in c.values}
+    brings = {(c.reader, v): c for c in channels for v in c.values}
     puts = {(c.writer, c.reader, c.values): c.name for c in channels}
     programs = {f: tuple(_finish(f, draft, brings, puts, set())) for f, draft in drafts.items()}
     return channels, programs
@@ -234,11 +256,11 @@ def _finish(
         match item:
             case _Need(values):
                 for channel in dict.fromkeys(brings[fragment, v] for v in sorted(values)):
-                    if channel not in taken:
-                        taken.add(channel)
-                        yield Take(channel)
+                    if channel.name not in taken:
+                        taken.add(channel.name)
+                        yield Take(channel.name, channel.values)
             case _Send(reader, values):
-                yield Put(puts[fragment, reader, values])
+                yield Put(puts[fragment, reader, values], values)
             case _Inside(loop, body):
                 yield Repeat(loop, tuple(_finish(fragment, body, brings, puts, taken)))
             case _:

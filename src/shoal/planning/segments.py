@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal.graph.ir import Carry
-from shoal.planning.program import Do, Repeat
+from shoal.planning.program import Do, Put, Repeat, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Make room for what a loop stacks."""
+class Buffer:
+    """Make the array that a loop's turns are stacked into."""
 
     outer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Write this turn's value into the room made for it."""
+    """Write this turn's value into its buffer."""
 
     inner: str
     outer: str
@@ -42,8 +42,8 @@ class Alias:
     name: str
 
 
-Work = Do | Repeat | Slice | Room | Stack | Alias
-ByHand = Slice | Room | Stack | Alias
+Work = Do | Repeat | Slice | Buffer | Stack | Alias
+NumpyOp = Slice | Buffer | Stack | Alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """Slices and stacks done in NumPy, which is fastest where Python runs the loop."""
+class NumpyWork:
+    """Slices and stacks in NumPy, which is fastest where Python runs the loop."""
 
-    work: tuple[ByHand, ...]
+    work: tuple[NumpyOp, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class HostLoop:
     """A loop that waits on channels, run by Python, in this order of turns."""
 
     order: range
@@ -89,25 +89,6 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A take or a put on a channel."""
-
-    channel: str
-    takes: bool
-    values: tuple[str, ...]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """What is put."""
-        return () if self.takes else self.values
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """What is taken."""
-        return self.values if self.takes else ()
-
-
-@dataclass(frozen=True, slots=True)
 class HostCall:
     """A call of Python between segments."""
 
@@ -116,7 +97,7 @@ class HostCall:
     writes: tuple[str, ...]
 
 
-Operation = Segment | Hand | Turns | Move | HostCall
+Operation = Segment | NumpyWork | HostLoop | Take | Put | HostCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +122,8 @@ class Program:
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Every operation, those inside turned loops included."""
+    """Every operation, those inside host loops included."""
     for operation in operations:
         yield operation
-        if isinstance(operation, Turns):
+        if isinstance(operation, HostLoop):
             yield from walk(operation.body)

@@ -36,7 +36,7 @@ from shoal.runtime.execution.exporting import (
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.lowering import lowering_of
 
-FORM = 1
+FORM = 2
 MOST_BYTES = 2**31  # of a file, unpacked
 LEFT_OUT = ("code", "origin", "saved")  # fields that are about the loop's own Python
 KINDS: dict[str, Any] = {
@@ -49,8 +49,8 @@ KINDS: dict[str, Any] = {
         *(policy.Latest, policy.Queue, policy.Serve, policy.Packed),
         *(cluster.Cluster, cluster.Host, cluster.Device, cluster.Place),
         *(program.Channel, program.Do, program.Call, program.Take, program.Put, program.Repeat),
-        *(segments.Program, segments.Segment, segments.Hand, segments.Turns, segments.Move),
-        *(segments.Slice, segments.Room, segments.Stack, segments.Alias),
+        *(segments.Program, segments.Segment, segments.NumpyWork, segments.HostLoop),
+        *(segments.Slice, segments.Buffer, segments.Stack, segments.Alias),
         *(channel_specs.ArraySpec, FragmentSpec, ExportedFragment, ExportedSegment),
     )
 }

@@ -13,12 +13,17 @@ from shoal.kernels import Part, launch_on, mode
 from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
-from shoal.planning.segments import Hand, HostCall, Program, Room, walk
+from shoal.planning.segments import Buffer, HostCall, NumpyWork, Program, walk
 from shoal.runtime.execution.compiled_executor import CompiledExecutor
 from shoal.runtime.execution.exporting import ExportedSegments
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
-from shoal.runtime.execution.lowering import Lowering, lowering_of
-from shoal.runtime.execution.ticks import given_away, many_ticks, parts_of
+from shoal.runtime.execution.lowering import (
+    Lowering,
+    donated_ticks,
+    lowering_of,
+    many_ticks,
+    parts_of,
+)
 from shoal.tracing.hosting import Task
 from shoal.tracing.interpret import host_task
 
@@ -46,7 +51,7 @@ def compiled_ticks(segments: Lowering | ExportedSegments, program: Program) -> C
         return segments.compile_ticks()
     if program not in segments.compiled:
         ticks = many_ticks(segments, program)
-        segments.compiled[program] = segments.jit(ticks, given_away(program))
+        segments.compiled[program] = segments.jit(ticks, donated_ticks(program))
     return segments.compiled[program]
 
 
@@ -104,8 +109,8 @@ def _cells(lowering: Lowering, program: Program) -> dict[str, ArraySpec]:
         match op:
             case HostCall():
                 names += op.writes
-            case Hand(work):
-                names += [item.outer for item in work if isinstance(item, Room)]
+            case NumpyWork(work):
+                names += [item.outer for item in work if isinstance(item, Buffer)]
             case _:
                 pass
     return {name: make_cell(lowering.in_one(name)) for name in names}

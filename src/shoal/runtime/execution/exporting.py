@@ -17,23 +17,25 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from shoal.errors import RunError, first_line
-from shoal.planning.channel_specs import make_channel_specs
+from shoal.planning.channel_specs import make_cell, make_channel_specs
 from shoal.planning.plan import Plan
-from shoal.planning.segments import Hand, HostCall, Move, Operation, Room, Segment, Slice, Turns
+from shoal.planning.segments import Segment, walk
 from shoal.runtime.execution.compiled_executor import batch_sizes
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.lowering import (
     DEVICES,
     PART,
-    Lay,
+    ArrayAxis,
     Lowering,
     NumberAskedError,
     compiler_options,
     donated,
+    donated_ticks,
     lowering_of,
+    many_ticks,
     spec,
 )
-from shoal.runtime.execution.ticks import given_away, many_ticks
+from shoal.tracing.flow import LOST
 
 Spec = jax.ShapeDtypeStruct
 # Both sides use the same version of JAX, so exported code needn't be stable across versions.
@@ -48,8 +50,10 @@ class ExportedSegment:
     stablehlo: bytes
     donated: tuple[int, ...] = ()
     rows: int = 0  # environments per endpoint, if it takes the index of the first one
-    ins: tuple[Lay, ...] = ()  # the layouts of arguments and results over a group of processes
-    outs: tuple[Lay, ...] = ()
+    ins: tuple[
+        ArrayAxis, ...
+    ] = ()  # the layouts of arguments and results over a group of processes
+    outs: tuple[ArrayAxis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,106 +93,69 @@ class Exporter:
 
     def export(self) -> None:
         """Export every segment."""
-        self._follow(self.spec.program.operations, self._held())
+        for operation in walk(self.spec.program.operations):
+            if isinstance(operation, Segment):
+                args = [self.spec_of(name) for name in operation.reads]
+                export = self._export_batches if self.spec.is_served else self._export
+                export(operation, args)
 
     def ticks(self) -> ExportedSegment:
         """Export many ticks in one call, of a plan of one program."""
-        given = given_away(self.spec.program)
-        args = [Spec((), np.int32), *self._held().values()]
-        found = self._lower(many_ticks(self.lowering, self.spec.program), given, args)
-        return ExportedSegment(bytes(found.serialize()), given)
-
-    def _held(self) -> dict[str, Spec]:
-        """The specs of an endpoint's carried values and constants."""
         program = self.spec.program
+        donates = donated_ticks(program)
         held = [before for before, _ in program.carry] + list(program.constants)
-        return {name: self._share(name) for name in held}
+        args = [Spec((), np.int32), *map(self.spec_of, held)]
+        found = self._lower(many_ticks(self.lowering, program), donates, args)
+        return ExportedSegment(bytes(found.serialize()), donates)
 
-    def _share(self, name: str) -> Spec:
-        cell = self.spec.cells[name]
-        whole = self.plan.graph.values[name]
-        axis, shape = cell.axis, list(cell.shape)
-        if axis is not None:
-            shape[axis] = whole.shape[axis] // self.spec.ends
-        return Spec(tuple(shape), cell.dtype)
-
-    def _follow(self, operations: tuple[Operation, ...], env: dict[str, Spec]) -> None:
-        for operation in operations:
-            match operation:
-                case Segment(_, reads, writes):
-                    made = self._segment(operation, [env[name] for name in reads])
-                    env.update(zip(writes, made, strict=True))
-                case Move(channel, True):
-                    arrays = make_channel_specs(self.plan)[channel].received()
-                    env.update({name: Spec(*array) for name, array in arrays.items()})
-                case Hand(work):
-                    for item in work:
-                        match item:
-                            case Slice(outer, inner):
-                                env[inner] = Spec(env[outer].shape[1:], env[outer].dtype)
-                            case Room(outer):
-                                env[outer] = self._value(outer)
-                            case _:
-                                pass
-                case Turns(_, index, renames, carries, body):
-                    env.update({name: env[first] for first, name in renames if first in env})
-                    env.update({c.before: env[c.first] for c in carries})
-                    env[index] = Spec((), np.int32)
-                    self._follow(body, env)
-                    env.update({c.final: env[c.before] for c in carries})
-                case HostCall():
-                    env.update({name: self._value(name) for name in operation.writes})
-                case _:
-                    pass
-
-    def _value(self, name: str) -> Spec:
-        cell = self.spec.cells[name]
+    def spec_of(self, name: str) -> Spec:
+        """The shape and dtype of a value that a segment of one endpoint reads."""
+        lowering = self.lowering
+        if name not in lowering.graph.values:
+            return Spec((), np.int32)  # the index of a loop
+        if lowering.layout(name) == LOST:
+            return Spec((), np.float32)
+        if name in lowering.stacked:
+            return self._arriving[name]
+        cell = make_cell(lowering.in_one(name))
         return Spec(cell.shape, cell.dtype)
 
-    def _segment(self, segment: Segment, args: list[Spec]) -> list[Spec]:
-        """Export a segment for these arguments; returns the specs of its results."""
-        lowering = self.lowering
-        if not self.spec.is_served:
-            return self._export(segment, args)
-        axes, sizes = self.spec.batch_axes, batch_sizes(self.spec.ends_per_worker)
-        made: list[Spec] = []
-        for size in reversed(sizes):
-            columns = [
-                _times(x, axes.get(n), size) for n, x in zip(segment.reads, args, strict=True)
-            ]
-            found = self._lower(lowering.batch(size).work(segment), (), columns)
-            self.segments[segment, size] = ExportedSegment(bytes(found.serialize()))
-            made = [
-                _times(Spec(x.shape, x.dtype), axes.get(name), 1, size)
-                for name, x in zip(segment.writes, found.out_avals, strict=True)
-            ]
-        return made
+    @cached_property
+    def _arriving(self) -> dict[str, Spec]:
+        """The values that arrive in messages."""
+        specs = make_channel_specs(self.plan).values()
+        mine = [spec.received() for spec in specs if spec.gate.reader == self.spec.name]
+        return {name: Spec(*array) for arrays in mine for name, array in arrays.items()}
 
-    def _export(self, segment: Segment, args: list[Spec]) -> list[Spec]:
-        lowering, given, rows = self.lowering, donated(segment), 0
-        ins, outs = tuple(lowering.lays(segment.reads)), tuple(lowering.lays(segment.writes))
+    def _export_batches(self, segment: Segment, args: list[Spec]) -> None:
+        """Export a segment of a server for each batch size."""
+        axes = [self.spec.batch_axes.get(name) for name in segment.reads]
+        for size in batch_sizes(self.spec.ends_per_worker):
+            columns = [_times(x, axis, size) for x, axis in zip(args, axes, strict=True)]
+            found = self._lower(self.lowering.batch(size).work(segment), (), columns)
+            self.segments[segment, size] = ExportedSegment(bytes(found.serialize()))
+
+    def _export(self, segment: Segment, args: list[Spec]) -> None:
+        lowering, donates, rows = self.lowering, donated(segment), 0
+        ins, outs = tuple(lowering.axes_of(segment.reads)), tuple(lowering.axes_of(segment.writes))
         function = lowering.function(segment)
         if lowering.is_apart:
-            args = [_over(lowering.mesh, x, lay) for x, lay in zip(args, ins, strict=True)]
-            given = ()
+            args = [_over(lowering.mesh, x, axis) for x, axis in zip(args, ins, strict=True)]
+            donates = ()
         try:
-            found = self._lower(lambda *args: function(None, *args), given, args)
+            found = self._lower(lambda *args: function(None, *args), donates, args)
         except NumberAskedError:
-            rows, given = lowering.share_rows, tuple(i + 1 for i in given)
-            found = self._lower(function, given, [Spec((), np.int32), *args])
-        lays = (ins, outs) if lowering.is_apart else ((), ())
-        self.segments[segment, 0] = ExportedSegment(bytes(found.serialize()), given, rows, *lays)
-        made = [Spec(x.shape, x.dtype) for x in found.out_avals]
-        if lowering.is_apart:
-            made = [_part(x, lay, lowering.replicas) for x, lay in zip(made, outs, strict=True)]
-        return made
+            rows, donates = lowering.share_rows, tuple(i + 1 for i in donates)
+            found = self._lower(function, donates, [Spec((), np.int32), *args])
+        axes = (ins, outs) if lowering.is_apart else ((), ())
+        self.segments[segment, 0] = ExportedSegment(bytes(found.serialize()), donates, rows, *axes)
 
     def _lower(
-        self, function: Callable[..., Any], given: tuple[int, ...], args: Sequence[Spec]
+        self, function: Callable[..., Any], donates: tuple[int, ...], args: Sequence[Spec]
     ) -> export.Exported:
         kinds = dict.fromkeys(p.device.kind for p in self.plan.places[self.spec.name])
         platforms = [PLATFORMS.get(kind, kind) for kind in kinds]
-        jitted = jax.jit(function, donate_argnums=given)
+        jitted = jax.jit(function, donate_argnums=donates)
         try:
             return export.export(jitted, platforms=platforms, disabled_checks=UNCHECKED)(*args)
         except NotImplementedError as error:
@@ -199,26 +166,19 @@ class Exporter:
             ) from error
 
 
-def _times(x: Spec, axis: int | None, by: int, over: int = 1) -> Spec:
-    """`x` with `by / over` times as many rows."""
+def _times(x: Spec, axis: int | None, by: int) -> Spec:
+    """`x` with `by` times as many rows."""
     if axis is None:
         return x
-    shape = list(x.shape)
-    shape[axis] = shape[axis] * by // over
-    return Spec(tuple(shape), x.dtype)
+    return Spec((*x.shape[:axis], x.shape[axis] * by, *x.shape[axis + 1 :]), x.dtype)
 
 
-def _over(mesh: Any, x: Spec, lay: Lay) -> Spec:
+def _over(mesh: Any, x: Spec, axis: ArrayAxis) -> Spec:
     """The global spec over a group of processes, from one process's part `x`."""
-    shape = (1, *x.shape) if lay == PART else x.shape
-    axis = 0 if lay == PART else lay
-    whole = _times(Spec(shape, x.dtype), axis, mesh.size)
-    return Spec(whole.shape, whole.dtype, sharding=NamedSharding(mesh, spec(lay)))
-
-
-def _part(x: Spec, lay: Lay, count: int) -> Spec:
-    """One process's part of a global spec."""
-    return Spec(x.shape[1:], x.dtype) if lay == PART else _times(x, lay, 1, count)
+    shape = (1, *x.shape) if axis == PART else x.shape
+    along = 0 if axis == PART else axis
+    whole = _times(Spec(shape, x.dtype), along, mesh.size)
+    return Spec(whole.shape, whole.dtype, sharding=NamedSharding(mesh, spec(axis)))
 
 
 class ExportedSegments:
@@ -287,35 +247,35 @@ class ExportedSegments:
     def _over_processes(self, exported: ExportedSegment) -> Callable[..., Sequence[Any]]:
         """A segment that all replicas run together, each on its own rows in its own process."""
         loaded, mesh = export.deserialize(bytearray(exported.stablehlo)), self._mesh
-        shardings = tuple(NamedSharding(mesh, spec(lay)) for lay in exported.ins)
+        shardings = tuple(NamedSharding(mesh, spec(axis)) for axis in exported.ins)
         device = self._device(0)
         options = compiler_options([device.platform])
         together = jax.jit(loaded.call, in_shardings=shardings, compiler_options=options)
 
         def run(end: int, *args: Any) -> Sequence[Any]:
             given = zip(args, exported.ins, shardings, strict=True)
-            whole = [_whole(x, lay, sharding, device) for x, lay, sharding in given]
+            whole = [_whole(x, axis, sharding, device) for x, axis, sharding in given]
             made = zip(together(*whole), exported.outs, strict=True)
-            return [_mine(x, lay) for x, lay in made]
+            return [_mine(x, axis) for x, axis in made]
 
         return run
 
 
-def _whole(x: Any, lay: Lay, sharding: NamedSharding, device: Any) -> Any:
+def _whole(x: Any, axis: ArrayAxis, sharding: NamedSharding, device: Any) -> Any:
     """A global array over a group of processes, from this process's part `x`."""
-    if lay is None and isinstance(x, np.ndarray | np.generic):
+    if axis is None and isinstance(x, np.ndarray | np.generic):
         return x  # the same everywhere
     x = jax.device_put(x, device)
-    x = x[None] if lay == PART else x
-    axis = 0 if lay == PART else lay
-    shape = _times(Spec(x.shape, x.dtype), axis, sharding.mesh.size).shape
+    x = x[None] if axis == PART else x
+    along = 0 if axis == PART else axis
+    shape = _times(Spec(x.shape, x.dtype), along, sharding.mesh.size).shape
     return jax.make_array_from_single_device_arrays(shape, sharding, [x])
 
 
-def _mine(x: Any, lay: Lay) -> Any:
+def _mine(x: Any, axis: ArrayAxis) -> Any:
     """This process's part of a global array."""
     own = x.addressable_data(0)
-    return own[0] if lay == PART else own
+    return own[0] if axis == PART else own
 
 
 def compile_for(exported: ExportedSegment, device: Any) -> Callable[..., Sequence[Any]]:

@@ -50,7 +50,7 @@ class FragmentSpec:
         rows = x.shape[axis] // self.ends
         return x[(slice(None),) * axis + (slice(end * rows, (end + 1) * rows),)]
 
-    def room(self, name: str) -> np.ndarray:
+    def empty(self, name: str) -> np.ndarray:
         """An empty array for a stacked value, filled turn by turn."""
         cell = self.cells[name]
         return np.empty(cell.shape, cell.dtype)

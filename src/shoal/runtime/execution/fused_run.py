@@ -18,10 +18,10 @@ from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.compiled_executor import key_data, wrapped
 from shoal.runtime.execution.executors import compiled_ticks, segments_of
 from shoal.runtime.execution.limit import Limit
+from shoal.runtime.execution.lowering import MOST_TICKS
 from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.execution.ticks import MOST_TICKS
 from shoal.runtime.execution.worker_status import WorkerStatus
 
 SECONDS_A_CALL = 0.25

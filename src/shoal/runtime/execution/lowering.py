@@ -20,10 +20,10 @@ from shoal.errors import CutError, ShoalError, first_line
 from shoal.graph.ir import Graph, Loop, Node, Value
 from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
 from shoal.graph.words import name_text
-from shoal.kernels import with_kernels
+from shoal.kernels import Part, with_kernels
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Do, Instruction, Repeat
-from shoal.planning.segments import Room, Segment, Slice, Stack, Work
+from shoal.planning.segments import Buffer, Program, Segment, Slice, Stack, Work
 from shoal.planning.spread import canonical
 from shoal.tracing.flow import LOST
 from shoal.tracing.interpret import run_code
@@ -34,10 +34,11 @@ from shoal.tracing.local import NOTHING, Held, Local, Share
 # run in parallel (benchmarks/README.md).
 CPU_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 LANES, DEVICES = "lanes", "devices"
+MOST_TICKS = 64  # in one call of a plan of one program
 PART: Literal["part"] = "part"
 Env = dict[str, Any]
 # The layout of an array over replicas: replicated, sharded along an axis, or one per replica.
-Lay = int | None | Literal["part"]
+ArrayAxis = int | None | Literal["part"]
 First = Any  # the index of a replica's first environment; None where no segment may use it
 
 
@@ -124,7 +125,7 @@ class Lowering:
         if self.mesh is None:
             device = self.plan.place_of(self.fragment, endpoint).device
             return SingleDeviceSharding(jax.devices(device.kind)[device.index])
-        return NamedSharding(self.mesh, spec(self.lay(value)))
+        return NamedSharding(self.mesh, spec(self.axis_of(value)))
 
     @cached_property
     def compiled(self) -> dict[Any, Any]:
@@ -154,7 +155,7 @@ class Lowering:
 
     def function(self, segment: Segment) -> Callable[..., tuple[Any, ...]]:
         """A segment as a function of its first environment's index and its arguments."""
-        ins, outs = self.lays(segment.reads), self.lays(segment.writes)
+        ins, outs = self.axes_of(segment.reads), self.axes_of(segment.writes)
 
         def function(first: First, *args: Any) -> tuple[Any, ...]:
             return self.spread(self.work(segment, first), ins, outs)(*args)
@@ -187,7 +188,7 @@ class Lowering:
         return jax.jit(work, donate_argnums=tuple(donated), compiler_options=options)
 
     def spread(
-        self, work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]
+        self, work: Callable[..., Any], ins: Sequence[ArrayAxis], outs: Sequence[ArrayAxis]
     ) -> Callable[..., Any]:
         """Turn the function of one replica into that of all replicas of one program."""
         if self.lanes > 1:
@@ -215,7 +216,7 @@ class Lowering:
         sliced = any(link.inner == name for loop in self.loops.values() for link in loop.slices)
         return inside(self.layout(outer)) if sliced else self.layout(outer)
 
-    def lay(self, name: str) -> Lay:
+    def axis_of(self, name: str) -> ArrayAxis:
         """The layout of a value over replicas that run as one program."""
         if name not in self.graph.values:  # the index of a loop
             return None
@@ -228,9 +229,9 @@ class Lowering:
                 return PART
         return None
 
-    def lays(self, names: Iterable[str]) -> list[Lay]:
-        """The layouts of values, in order; see `lay`."""
-        return [self.lay(name) for name in names]
+    def axes_of(self, names: Iterable[str]) -> list[ArrayAxis]:
+        """The layouts of values, in order; see `axis_of`."""
+        return [self.axis_of(name) for name in names]
 
     def share(self, first: First) -> Share:
         """One replica's share of the environments."""
@@ -253,9 +254,9 @@ class Lowering:
                     self._scan(self.loops[name], body, env, first)
                 case Slice(outer, inner, index):
                     env[inner] = _slice(env[outer], env[index])
-                case Room(outer):
+                case Buffer(outer):
                     lost = self.layout(outer) == LOST
-                    env[outer] = None if lost else room(self.on_share(outer))
+                    env[outer] = None if lost else empty(self.on_share(outer))
                 case Stack(inner, outer, index):
                     env[outer] = _stack(env[outer], env[inner], env[index])
 
@@ -297,7 +298,9 @@ class Lowering:
         if not self.one_program or self.is_apart:
             return mine
         return (
-            replace(mine, shape=(self.replicas, *mine.shape)) if self.lay(name) == PART else value
+            replace(mine, shape=(self.replicas, *mine.shape))
+            if self.axis_of(name) == PART
+            else value
         )
 
     def on_share(self, name: str) -> Value:
@@ -411,44 +414,48 @@ def _number(axes: tuple[str, ...]) -> Any:
     return found
 
 
-def spec(lay: Lay) -> PartitionSpec:
+def spec(axis: ArrayAxis) -> PartitionSpec:
     """The partition spec of a layout."""
-    if lay is None:
+    if axis is None:
         return PartitionSpec()
-    return PartitionSpec(DEVICES) if lay == PART else PartitionSpec(*[None] * lay, DEVICES)
+    return PartitionSpec(DEVICES) if axis == PART else PartitionSpec(*[None] * axis, DEVICES)
 
 
-def _alone(work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay]) -> Callable[..., Any]:
+def _alone(
+    work: Callable[..., Any], ins: Sequence[ArrayAxis], outs: Sequence[ArrayAxis]
+) -> Callable[..., Any]:
     """With one replica per device, per-replica values have a leading axis of size 1."""
 
     def alone(*args: Any) -> tuple[Any, ...]:
-        results = work(*(x[0] if lay == PART else x for x, lay in zip(args, ins, strict=True)))
-        return tuple(x[None] if lay == PART else x for x, lay in zip(results, outs, strict=True))
+        results = work(*(x[0] if axis == PART else x for x, axis in zip(args, ins, strict=True)))
+        return tuple(x[None] if axis == PART else x for x, axis in zip(results, outs, strict=True))
 
     return alone
 
 
 def _over_lanes(
-    work: Callable[..., Any], ins: Sequence[Lay], outs: Sequence[Lay], lanes: int
+    work: Callable[..., Any], ins: Sequence[ArrayAxis], outs: Sequence[ArrayAxis], lanes: int
 ) -> Callable[..., Any]:
     """Batch replicas that share a device along `LANES`."""
 
-    def apart(x: Any, lay: Lay) -> Any:
+    def apart(x: Any, axis: ArrayAxis) -> Any:
         return (
-            x.reshape(*x.shape[:lay], lanes, -1, *x.shape[lay + 1 :]) if isinstance(lay, int) else x
+            x.reshape(*x.shape[:axis], lanes, -1, *x.shape[axis + 1 :])
+            if isinstance(axis, int)
+            else x
         )
 
-    def together(x: Any, lay: Lay) -> Any:
-        if isinstance(lay, int):
-            return x.reshape(*x.shape[:lay], -1, *x.shape[lay + 2 :])
-        return x if lay == PART else x[0]  # all lanes agree
+    def together(x: Any, axis: ArrayAxis) -> Any:
+        if isinstance(axis, int):
+            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+        return x if axis == PART else x[0]  # all lanes agree
 
     def batched(*args: Any) -> tuple[Any, ...]:
-        split = [apart(x, lay) for x, lay in zip(args, ins, strict=True)]
-        in_axes = tuple(0 if lay == PART else lay for lay in ins)
-        out_axes = tuple(lay if isinstance(lay, int) else 0 for lay in outs)
+        split = [apart(x, axis) for x, axis in zip(args, ins, strict=True)]
+        in_axes = tuple(0 if axis == PART else axis for axis in ins)
+        out_axes = tuple(axis if isinstance(axis, int) else 0 for axis in outs)
         results = jax.vmap(work, in_axes, out_axes, axis_name=LANES, axis_size=lanes)(*split)
-        return tuple(together(x, lay) for x, lay in zip(results, outs, strict=True))
+        return tuple(together(x, axis) for x, axis in zip(results, outs, strict=True))
 
     return batched
 
@@ -465,8 +472,74 @@ def _stack(outer: Any, x: Any, index: Any) -> Any:
     return jax.lax.dynamic_update_index_in_dim(outer, x, index, 0)
 
 
-def room(value: Value) -> Any:
+def empty(value: Value) -> Any:
     """An array for a stacked value, filled turn by turn."""
     if value.dtype.startswith("key<"):
         return jax.lax.broadcast(jax.random.key(0), value.shape)
     return jnp.zeros(value.shape, value.dtype)
+
+
+def many_ticks(lowering: Lowering, program: Program) -> Callable[..., tuple[Any, ...]]:
+    """A function of (number of ticks, carry, constants): the carry after them, and metrics.
+
+    Metrics are stacked to a length of `MOST_TICKS`; only the first entries, one for each tick, are
+    valid. PRNG keys are passed as their key data.
+    """
+    (segment,) = program.operations
+    assert isinstance(segment, Segment)
+    before, after = [b for b, _ in program.carry], [a for _, a in program.carry]
+    shown = [v for _, v in program.metrics]
+    keys = [lowering.is_key(name) for name in (*before, *program.constants)]
+
+    def tick(carry: Any, constants: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        env = constants | dict(zip(before, carry, strict=True))
+        lowering.run(segment.work, env)
+        return [env[a] for a in after], [env[v] for v in shown]
+
+    def ticks(count: Any, *raw: Any) -> tuple[Any, ...]:
+        args = [wrap_key_data(x) if k else x for x, k in zip(raw, keys, strict=True)]
+        constants = dict(zip(program.constants, args[len(before) :], strict=True))
+
+        def turn(i: Any, loop: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            carry, kept = loop
+            carry, new = tick(carry, constants)
+            return carry, [
+                jax.lax.dynamic_update_index_in_dim(k, x, i, 0)
+                for k, x in zip(kept, new, strict=True)
+            ]
+
+        carry = args[: len(before)]
+        specs = jax.eval_shape(lambda carry: tick(carry, constants), carry)[1]
+        stacks = [jnp.zeros((MOST_TICKS, *s.shape), s.dtype) for s in specs]
+        carry, kept = jax.lax.fori_loop(0, count, turn, (carry, stacks))
+        return (*(key_data(x) if k else x for x, k in zip(carry, keys, strict=False)), *kept)
+
+    ins = [None, *lowering.axes_of(before), *lowering.axes_of(program.constants)]
+    outs: list[ArrayAxis] = [*lowering.axes_of(after), *map(_stacked, lowering.axes_of(shown))]
+    return lowering.spread(ticks, ins, outs)
+
+
+def parts_of(lowering: Lowering, program: Program) -> list[Part]:
+    """The parts of many ticks that can run as kernels, and why the others can't."""
+    names = [*(before for before, _ in program.carry), *program.constants]
+    values = [lowering.in_one(name) for name in names]
+    specs = [
+        jax.ShapeDtypeStruct((*v.shape, 2), jnp.uint32)
+        if lowering.is_key(v.name)
+        else jax.ShapeDtypeStruct(v.shape, v.dtype)
+        for v in values
+    ]
+    parts: list[Part] = []
+    ticks = with_kernels(many_ticks(lowering, program), lowering.devices, parts.append)
+    jax.eval_shape(ticks, jax.ShapeDtypeStruct((), jnp.int32), *specs)
+    return list(dict.fromkeys(parts))
+
+
+def donated_ticks(program: Program) -> tuple[int, ...]:
+    """The arguments of `many_ticks` that are donated: the carry."""
+    return tuple(range(1, 1 + len(program.carry)))
+
+
+def _stacked(axis: ArrayAxis) -> ArrayAxis:
+    assert axis != PART, "replicas agree on what they show"
+    return axis + 1 if isinstance(axis, int) else axis

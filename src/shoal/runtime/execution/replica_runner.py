@@ -18,19 +18,19 @@ import numpy as np
 from shoal.errors import RowError, RunError, ShoalError, user_place
 from shoal.planning.plan import Replica
 from shoal.planning.policy import takes_some
+from shoal.planning.program import Put, Take
 from shoal.planning.segments import (
     Alias,
-    ByHand,
-    Hand,
+    Buffer,
     HostCall,
-    Move,
+    HostLoop,
+    NumpyOp,
+    NumpyWork,
     Operation,
     Program,
-    Room,
     Segment,
     Slice,
     Stack,
-    Turns,
 )
 from shoal.runtime.channels.channel import Channel, Message
 from shoal.runtime.channels.flow_control import NEVER, Turn
@@ -248,15 +248,16 @@ class ReplicaRunner:
         Messages to lagged readers are part of the copy, so they are sent after it.
         """
         for count, op in enumerate(program.operations):
-            if not isinstance(op, Move) or op.takes or op.channel in self._sent:
+            if not isinstance(op, Put) or op.channel in self._sent:
                 return count
         return len(program.operations)
 
     def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
         env, executor = self._env, self._executor
         for operation in operations:
-            if isinstance(operation, Move):
-                yield Wants(operation.channel, operation.takes, self._turn_number)
+            if isinstance(operation, Take | Put):
+                takes = isinstance(operation, Take)
+                yield Wants(operation.channel, takes, self._turn_number)
             self.broken = (
                 True  # set here: one that waits for its first message has not begun its tick
             )
@@ -268,15 +269,14 @@ class ReplicaRunner:
                     else:
                         results = executor.run(operation, self.replica[1], args)
                     env.update(zip(writes, results, strict=True))
-                case Move(channel, takes, values):
-                    if takes:
-                        self._take(channel)
-                    else:
-                        self._send(channel, {v: self._env[v] for v in values})
-                case Hand(work):
-                    self._by_hand(work)
-                case Turns():
-                    yield from self._turn(operation)
+                case Take(channel):
+                    self._take(channel)
+                case Put(channel, values):
+                    self._send(channel, {v: env[v] for v in values})
+                case NumpyWork(work):
+                    self._in_numpy(work)
+                case HostLoop():
+                    yield from self._loop(operation)
                 case HostCall(node):
                     self._call(self._executor.spec.tasks[node])
 
@@ -313,24 +313,24 @@ class ReplicaRunner:
         """The state without a copy, for an endpoint that runs no further tick."""
         return Share(self.tick, dict(self.carried), self.past)
 
-    def _turn(self, turns: Turns) -> Generator[Wants | Runs, Any, None]:
+    def _loop(self, loop: HostLoop) -> Generator[Wants | Runs, Any, None]:
         env = self._env
-        env.update({name: env[first] for first, name in turns.renames if first in env})
-        env.update({c.before: env[c.first] for c in turns.carries})
-        for turn in turns.order:
-            env[turns.index] = np.int32(turn)
-            yield from self._run(turns.body)
-            env.update({c.before: env[c.after] for c in turns.carries})
-        env.update({c.final: env[c.before] for c in turns.carries})
+        env.update({name: env[first] for first, name in loop.renames if first in env})
+        env.update({c.before: env[c.first] for c in loop.carries})
+        for turn in loop.order:
+            env[loop.index] = np.int32(turn)
+            yield from self._run(loop.body)
+            env.update({c.before: env[c.after] for c in loop.carries})
+        env.update({c.final: env[c.before] for c in loop.carries})
 
-    def _by_hand(self, work: tuple[ByHand, ...]) -> None:
+    def _in_numpy(self, work: tuple[NumpyOp, ...]) -> None:
         env = self._env
         for item in work:
             match item:
                 case Slice(outer, inner, index):
                     env[inner] = np.asarray(env[outer])[env[index]]
-                case Room(outer):
-                    env[outer] = self._executor.spec.room(outer)
+                case Buffer(outer):
+                    env[outer] = self._executor.spec.empty(outer)
                 case Stack(inner, outer, index):
                     env[outer][env[index]] = env[inner]
                 case Alias(value, name):
