@@ -20,8 +20,8 @@ from shoal.planning.channel_specs import ADMITTED, ArraySpec, ChannelSpec, Gate,
 from shoal.planning.policy import Flow, Queue, lag_of, takes_some
 from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
 from shoal.runtime.channels.shm import Rings
+from shoal.runtime.execution.local_run import ThreadWaker
 from shoal.runtime.execution.scheduler import Stopped
-from shoal.runtime.execution.threads import ThreadWaker
 
 HANG = 60.0  # seconds after which something that has to happen counts as never happening
 VALUES = ("rows", "shared", "stacked")

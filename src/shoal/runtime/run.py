@@ -28,9 +28,10 @@ from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
 from shoal.runtime.channels.traffic import Sent
+from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.local_run import Inline, LocalRun, Threaded
+from shoal.runtime.execution.local_run import Inline, LocalRun, Threads
 from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
@@ -72,8 +73,10 @@ class Backend:
 
 
 BACKENDS = {
-    "inline": Backend(lambda *run, **_: Inline(LocalRun(*run[:3])), ends_steps=False),
-    "threads": Backend(lambda *run: Threaded(LocalRun(*run[:3]))),
+    "inline": Backend(
+        lambda plan, programs, start, _: LocalRun(plan, programs, start, Inline), ends_steps=False
+    ),
+    "threads": Backend(lambda plan, programs, start, _: LocalRun(plan, programs, start, Threads)),
     "processes": Backend(
         run_on_processes, lambda plan, fragment: plan.distribution.ends(fragment) > 1, scales=True
     ),
@@ -179,6 +182,10 @@ class RunHandle(Protocol):
         """The snapshot that the limit requests, once it is complete; each is returned once."""
         ...
 
+    def good(self, tick: int) -> Snapshot:
+        """The newest state that was kept at or before `tick`."""
+        ...
+
     def final(self) -> Snapshot:
         """The final state, which no worker changes any more. Call it before `close`."""
         ...
@@ -218,7 +225,7 @@ def run(
         handle = make_run(plan, backend, start, callbacks.restart_policy)
         del start
         with owner.saving():
-            return _run(plan.graph, handle, limit, callbacks, _Clock(owner, first, began))
+            return _run(plan, handle, limit, callbacks, _Clock(owner, first, began))
 
 
 @dataclass
@@ -237,7 +244,7 @@ class _Clock:
 
 
 def _run(
-    graph: Graph, handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
+    plan: Plan, handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
 ) -> Result:
     """Start a run, and process it to its end."""
     ticks, first = limit.ticks, clock.tick
@@ -245,7 +252,7 @@ def _run(
     _ask(limit, callbacks.due(first))
     handle.start(limit)
     try:
-        for tick in _seen_ticks(handle, limit, callbacks, clock):
+        for tick in _seen_ticks(plan, handle, limit, callbacks, clock):
             clock.see(tick)
         end = handle.final()
         sent = handle.sent()
@@ -259,7 +266,7 @@ def _run(
         handle.close()
     stopped_by = clock.owner.requested if end.tick < ticks else 0
     times = clock.first - clock.began, clock.last - clock.first
-    return Result(end, _as_tree(graph, end), *times, first, stopped_by, sent)
+    return Result(end, _as_tree(plan.graph, end), *times, first, stopped_by, sent)
 
 
 def _as_tree(graph: Graph, end: Snapshot) -> Any:
@@ -321,7 +328,7 @@ def make_run(plan: Plan, backend: str, start: Snapshot, restarts: RestartPolicy)
 
 
 def _seen_ticks(
-    handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
+    plan: Plan, handle: RunHandle, limit: Limit, callbacks: RunCallbacks, clock: _Clock
 ) -> Iterator[int]:
     """Yield ticks as their metrics are seen; a snapshot is kept in order between them.
 
@@ -339,6 +346,8 @@ def _seen_ticks(
 
     for more in _polls(handle, limit, callbacks, clock.owner):
         for tick, metrics in handle.ready():
+            if bad := bad_metrics(metrics):
+                raise not_finite(plan, handle.good(tick), tick, bad)
             asked = asked and not keep()
             callbacks.see(tick, metrics)
             seen = tick + 1

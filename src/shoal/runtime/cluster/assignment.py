@@ -19,8 +19,7 @@ from shoal.runtime.cluster.worker_config import Group, ProcessSpec, WorkerConfig
 from shoal.runtime.execution.executors import make_spec
 from shoal.runtime.execution.exporting import ExportedFragment, export_fragment
 from shoal.runtime.execution.fragment import FragmentSpec
-from shoal.runtime.execution.local_run import lagged
-from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.execution.snapshot import Snapshot, lagged
 from shoal.runtime.net.wiring import RemoteChannels, WorkerMap
 
 SPIN = 5e-5  # seconds that a worker spins before it sleeps

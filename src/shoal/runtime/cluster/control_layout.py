@@ -9,8 +9,7 @@ from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
 from shoal.runtime.channels.shared_memory import Room
 from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, MetricSpec
-from shoal.runtime.execution.local_run import lagged, past_names
-from shoal.runtime.execution.snapshot import value_of
+from shoal.runtime.execution.snapshot import lagged, value_of
 from shoal.runtime.execution.worker_status import activities
 
 Programs = Mapping[str, Program]
@@ -30,7 +29,7 @@ def _cells(plan: Plan) -> dict[str, ArraySpec]:
     values = plan.graph.values
     found = {name: make_cell(values[name]) for name in plan.graph.inputs}
     for line in lagged(plan):
-        found |= {name: make_cell(values[value_of(name)]) for name in past_names(line)}
+        found |= {name: make_cell(values[value_of(name)]) for name in line.past_names}
     return found
 
 
@@ -45,6 +44,6 @@ def _endpoints(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
         )
         lines = [line for line in lagged(plan) if line.writer == fragment]
         carried = frozenset(before for before, _ in program.carry)
-        carried |= {name for line in lines for name in past_names(line)}
+        carried |= {name for line in lines for name in line.past_names}
         for end in range(ends):
             yield EndpointLayout((fragment, end), ends, carried, shown)

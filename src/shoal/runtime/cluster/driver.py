@@ -26,10 +26,9 @@ from shoal.runtime.cluster.restarting import (
     starting_workers,
 )
 from shoal.runtime.cluster.supervisor import Action, Event, State, Workers, on_event
-from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.metrics import Collector, Shown
+from shoal.runtime.execution.metrics import Collector
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.wiring import divide, make_remote_channels
@@ -38,6 +37,10 @@ from shoal.runtime.restart_policy import RestartPolicy
 
 class ProcessRun:
     """A run of a plan in worker processes, on one or more hosts."""
+
+    _failure: ShoalError | None = None
+    _asked = 0  # number of the snapshot requested last
+    _stopped = False
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class ProcessRun:
         plan = self._plan = plan.over_processes
         by_name = {p.fragment: p for p in programs}
         self._collector = Collector(plan, programs, start.tick)
+        self.ready, self.looked = self._collector.ready, self._collector.looked
         self._assignment = ProcessAssignment(plan, by_name, start)
         worker_ids, names = self._assignment.worker_ids, self._assignment.worker_map.hosts
         present, elastic = starting_workers(plan, worker_ids), plan.distribution.elastic
@@ -82,11 +86,9 @@ class ProcessRun:
         restarting = plan, self._specs, rings, layout, kept, self._hosts, restart_policy
         self._restarter, self._restart_policy = GroupRestarter(*restarting), restart_policy
         self._kept = KeptState(plan, layout, kept, self._hosts)
+        self.good = self._kept.good
         self._limit, self._requested = Limit(0), dict[str, int]()
-        self._failure: ShoalError | None = None
-        self._asked = 0  # number of the snapshot requested last
-        self._awaited: set[Replica] = set()  # endpoints that have not written their part of it
-        self._stopped = False
+        self._awaited: set[Replica] = set()  # endpoints that have not written their snapshot
 
     def start(self, limit: Limit) -> None:
         """Start all workers."""
@@ -118,7 +120,7 @@ class ProcessRun:
     def _raise(self, failure: ShoalError) -> Never:
         """Raise a failure that carries the newest state after which no tick is missing."""
         self._hosts.end(STOP_GRACE_S)
-        good = self._kept.good(self._collector.next_tick)
+        good = self.good(self._collector.next_tick)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
             setattr(failure, name, x)
         raise failure
@@ -199,13 +201,6 @@ class ProcessRun:
             self._requested = dict(counts)
             self._handle(sv.ScaleRequested(counts))
 
-    def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of complete ticks, in order; raises at the first that has a NaN."""
-        for tick, shown in self._collector.ready():
-            if bad := bad_metrics(shown):
-                raise not_finite(self._plan, self._kept.good(tick), tick, bad)
-            yield tick, shown
-
     def sent(self) -> dict[str, Sent]:
         """What ended workers have sent to other hosts, by channel."""
         found = self._hosts.each(HostAgent.sent)
@@ -221,10 +216,6 @@ class ProcessRun:
         names = [[f"{f}[{w}]" for f, w in held] for held in self._assignment.worker_ids]
         number = next(n for n, held in enumerate(names) if worker in held)
         self._hosts.of(number, lambda host: host.fail(number, what, fix))
-
-    def looked(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of observers, as far as `ready` has events_of_hosts them."""
-        return self._collector.looked()
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The requested snapshot, once every endpoint has written its part."""

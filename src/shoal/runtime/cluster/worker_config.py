@@ -12,7 +12,7 @@ from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
 from shoal.runtime.execution.fragment import FragmentSpec
-from shoal.runtime.execution.replica_runner import Lagged
+from shoal.runtime.execution.snapshot import Lagged
 from shoal.runtime.net.wiring import RemoteChannels
 
 if TYPE_CHECKING:  # it loads JAX, which only compiled workers need

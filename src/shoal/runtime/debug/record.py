@@ -23,7 +23,7 @@ from shoal.runtime.channels.in_process import InProcessChannel
 from shoal.runtime.execution.compiled_executor import CompiledExecutor, raw
 from shoal.runtime.execution.executors import make_executor
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.local_run import LocalRun
+from shoal.runtime.execution.local_run import Inline, LocalRun
 from shoal.runtime.execution.metrics import Collector, Shown
 from shoal.runtime.execution.replica_runner import ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler
@@ -200,7 +200,7 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
 
     try:
         tape.write({"channel": "", "end": 0, "tick": 0, "versions": ()}, values)
-        local = LocalRun(plan, programs, Snapshot(0, values), wrap)
+        local = LocalRun(plan, programs, Snapshot(0, values), Inline, wrap)
         Scheduler(local.workers, local.channels, None, None, local.run_many).turn(
             Limit(recording.ticks)
         )

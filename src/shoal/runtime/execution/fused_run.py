@@ -14,7 +14,6 @@ import numpy as np
 
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
-from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.compiled_executor import key_data, wrapped
 from shoal.runtime.execution.executors import compiled_ticks, segments_of
 from shoal.runtime.execution.limit import Limit
@@ -41,6 +40,7 @@ class FusedRun:
             self._values = dict(start.without(b for b, _ in program.carry).values)
         self._sent: queue.Queue[tuple[int, int, list[Any], list[Any]]] = queue.Queue(maxsize=2)
         self._first = self._done = start.tick
+        self._read: tuple[int, list[Any]] = start.tick, []  # the state before the last call read
         self._in_flight: list[tuple[int, int, list[Any], list[Any]]] = []
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -99,17 +99,19 @@ class FusedRun:
         return self._thread.is_alive()
 
     def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics that have arrived, tick by tick; raises at the first that isn't finite."""
+        """Metrics that have arrived, tick by tick."""
         names = [name for name, _ in self._program.metrics]
         while not self._sent.empty():
             first, count, metrics, before = self._sent.get()
+            self._read = first, before
             arrays = [np.asarray(x)[:count] for x in metrics]
             for i in range(count):
                 shown = {name: x[i] for name, x in zip(names, arrays, strict=True)}
-                if bad := bad_metrics(shown):
-                    good = Snapshot(first, self._named(before))
-                    raise not_finite(self._plan, good, first + i, bad)
                 yield first + i, shown
+
+    def good(self, tick: int) -> Snapshot:
+        """The state before the call that computed `tick`, whose metrics `ready` has just read."""
+        return Snapshot(self._read[0], self._named(self._read[1]))
 
     def looked(self) -> Iterator[tuple[int, Shown]]:
         """Nothing: a plan of one program has no observers."""

@@ -15,40 +15,24 @@ import jax.numpy as jnp
 from shoal.errors import RunError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
-from shoal.planning.policy import lag_of
 from shoal.planning.segments import Program
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.in_process import InProcessChannel, make_channels
-from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.compiled_executor import CompiledExecutor, wrapped
 from shoal.runtime.execution.executors import Executor, make_executor
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.metrics import Collector, Shown
-from shoal.runtime.execution.replica_runner import Lagged, ReplicaRunner, Runs
-from shoal.runtime.execution.scheduler import Scheduler
+from shoal.runtime.execution.metrics import Collector
+from shoal.runtime.execution.replica_runner import Failure, ReplicaRunner, Runs
+from shoal.runtime.execution.scheduler import Scheduler, Stopped
 from shoal.runtime.execution.snapshot import (
     Asked,
     Share,
     Snapshot,
     check_complete,
-    past_name,
+    lagged,
     value_of,
 )
-from shoal.runtime.execution.threads import Threads, ThreadWaker
 from shoal.runtime.execution.worker_status import WorkerStatus
-
-
-def lagged(plan: Plan) -> Iterator[Lagged]:
-    """The channels whose readers lag by a fixed number of ticks."""
-    for c in plan.channels:
-        if lag := lag_of(c.flow):
-            yield Lagged(c.name, c.writer, c.reader, lag, c.values)
-
-
-def past_names(line: Lagged) -> list[str]:
-    """The names of the messages in flight on a lagged channel between ticks."""
-    ages = range(1, line.lag + 1)
-    return [past_name(line.reader, value, age) for value in line.values for age in ages]
 
 
 class LocalRun:
@@ -59,6 +43,7 @@ class LocalRun:
         plan: Plan,
         programs: list[Program],
         start: Snapshot,
+        drive: Callable[[LocalRun], Inline | Threads],
         wrap: Callable[[str, InProcessChannel], Channel] = lambda name, channel: channel,
     ) -> None:
         self._plan, self._start = plan, start
@@ -69,6 +54,7 @@ class LocalRun:
         )
         self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
         self._collector = Collector(plan, programs, start.tick)
+        self.ready, self.looked = self._collector.ready, self._collector.looked
         self.workers: list[ReplicaRunner] = []
         for program in programs:
             executor = self._executors[program.fragment]
@@ -81,6 +67,10 @@ class LocalRun:
                 worker.prime(line)
         if not plan.is_copied:
             self._start = start.without(b for b, a in plan.graph.carry if a != b)
+        self._driver = drive(self)
+        self.start, self.alive, self.close = (
+            self._driver.start, self._driver.alive, self._driver.stop,
+        )  # fmt: skip
 
     @property
     def scheduler_names(self) -> list[tuple[str, int]]:
@@ -104,22 +94,12 @@ class LocalRun:
     def _scheduler(self, fragment: str, worker: int, waker: Waker) -> Scheduler:
         ends = self._plan.ends_of(fragment, worker)
         workers = [w for w in self._of(fragment) if w.replica[1] in ends]
-        scheduler = make_scheduler(
-            self._plan, self._executors[fragment], workers, self.channels, waker
-        )
+        executor, clients = self._executors[fragment], self._plan.distribution.clients(fragment)
+        serve = clients[1] if clients else None
+        many = executor.run_many if isinstance(executor, CompiledExecutor) else None
+        scheduler = Scheduler(workers, self.channels, waker, serve, many)
         spend = partial(self._collector.spend, (fragment, worker))
         return scheduler.reports_to(lambda text: None, spend)
-
-    def ready(self) -> Iterator[tuple[int, Shown]]:
-        """Metrics of whole ticks that have arrived; raises at the first that has a NaN."""
-        for tick, shown in self._collector.ready():
-            if bad := bad_metrics(shown):
-                raise not_finite(self._plan, self._good(tick), tick, bad)
-            yield tick, shown
-
-    def looked(self) -> Iterator[tuple[int, Shown]]:
-        """The metrics of observers, each with its tick."""
-        return self._collector.looked()
 
     def statuses(self) -> dict[str, WorkerStatus]:
         """The current status of each worker."""
@@ -156,11 +136,12 @@ class LocalRun:
 
         If workers were stopped in the middle of a tick, it is the last state that they all kept.
         """
+        self.close()
         counted = [w for w in self.workers if not w.is_asynchronous]
         ticks = {w.tick for w in counted}
         if len(ticks) == 1 and not any(w.broken for w in counted):
             return self._whole({w.replica: _newest(w) for w in self.workers})
-        return check_complete(self._good(min(ticks)), self._plan.graph.inputs)
+        return check_complete(self.good(min(ticks)), self._plan.graph.inputs)
 
     def run_many(self, asked: list[Runs]) -> list[list[Any]]:
         """Run requested segments as a batch, in the fragment that they belong to."""
@@ -172,7 +153,7 @@ class LocalRun:
     def _of(self, fragment: str) -> list[ReplicaRunner]:
         return [w for w in self.workers if w.replica[0] == fragment]
 
-    def _good(self, tick: int) -> Snapshot:
+    def good(self, tick: int) -> Snapshot:
         """The newest state at or before `tick` that all workers kept."""
         kept = {w.replica: {k.tick: k for k in list(w.kept)} for w in self.workers}
         counted = [set(kept[w.replica]) for w in self.workers if not w.is_asynchronous]
@@ -193,7 +174,7 @@ class LocalRun:
                 values[name] = self._joined(name, rows)
         for line in lagged(plan):
             held = [share.past for (f, _), share in in_order if f == line.writer]
-            for name in past_names(line):
+            for name in line.past_names:
                 past[name] = self._joined(value_of(name), [rows[name] for rows in held])
         tick = next(s.tick for (f, _), s in in_order if f not in plan.asynchronous)
         in_flight = max(share.in_flight for share in shares.values())
@@ -224,31 +205,12 @@ def _newest(worker: ReplicaRunner) -> Share:
     return worker.kept[-1] if worker.broken else worker.handed_over()
 
 
-def make_scheduler(
-    plan: Plan,
-    executor: Executor,
-    workers: list[ReplicaRunner],
-    channels: Mapping[str, Channel],
-    waker: Waker | None,
-) -> Scheduler:
-    """The scheduler of one worker of a fragment."""
-    clients = plan.distribution.clients(executor.spec.name)
-    if clients is None:
-        return Scheduler(workers, channels, waker)
-    assert isinstance(executor, CompiledExecutor)
-    return Scheduler(workers, channels, waker, clients[1], executor.run_many)
-
-
 class Inline:
-    """A run on the inline backend: everything happens on the caller's thread, in `alive`."""
+    """Runs all endpoints on the caller's thread, in `alive`."""
 
     def __init__(self, run: LocalRun) -> None:
         self._run, self._limit = run, Limit(0)
         self._scheduler = Scheduler(run.workers, run.channels, None, None, run.run_many)
-        self.ready, self.looked = run.ready, run.looked
-        self.statuses, self.fail = run.statuses, run.fail
-        self.scale, self.sent = run.scale, run.sent
-        self.final, self.snapshots = run.final, run.snapshots
 
     def start(self, limit: Limit) -> None:
         """Store the limit; `alive` runs the ticks."""
@@ -260,7 +222,7 @@ class Inline:
         self._scheduler.turn(_OneTick(self._limit, begun))  # type: ignore[arg-type]
         return self._run.tick > begun
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Do nothing: only the caller's thread runs."""
 
 
@@ -285,38 +247,73 @@ class _OneTick:
         return self.limit.may_start(tick) if tick == self.tick else 0
 
 
-class Threaded:
-    """A run on the threads backend."""
+class ThreadWaker:
+    """Wakes a thread; once `halt` is set, no thread sleeps."""
+
+    def __init__(self, halt: threading.Event) -> None:
+        self._event, self._halt = threading.Event(), halt
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when notified, when `ready`, or after `seconds`; raise if the run stops."""
+        self._event.clear()
+        if not self._halt.is_set() and not ready():
+            self._event.wait(seconds)
+        if self._halt.is_set():
+            raise Stopped
+
+    def notify(self) -> None:
+        """Wake the thread."""
+        self._event.set()
+
+
+class Threads:
+    """Runs each scheduler on a thread of its own: the first failure stops all."""
 
     def __init__(self, run: LocalRun) -> None:
-        halt = threading.Event()
-        wakers = {name: ThreadWaker(halt) for name in run.scheduler_names}
-        self._threads = Threads(run.schedulers(wakers), list(wakers.values()), halt)
-        self.ready, self.looked = run.ready, run.looked
-        self.statuses, self.fail = run.statuses, run.fail
-        self.scale, self.sent = run.scale, run.sent
-        self._final, self.snapshots = run.final, run.snapshots
+        self._halt = threading.Event()
+        self._wakers = {name: ThreadWaker(self._halt) for name in run.scheduler_names}
+        self._schedulers = run.schedulers(self._wakers)
+        self._threads: list[threading.Thread] = []
+        self._failure: Failure | None = None
 
     def start(self, limit: Limit) -> None:
-        """Start the threads; returns at once."""
-        self._threads.start(limit)
+        """Start a thread for each scheduler; returns at once."""
+        self._threads = [
+            threading.Thread(target=self._work, args=(one, limit), name=one.name, daemon=True)
+            for one in self._schedulers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, scheduler: Scheduler, limit: Limit) -> None:
+        try:
+            scheduler.turn(limit)
+        except Stopped:
+            return
+        except Failure as failure:
+            self.stop(failure)
+        except BaseException as error:
+            self.stop(Failure((scheduler.name, 0), 0, error))
 
     def alive(self, seconds: float) -> bool:
         """Wait up to `seconds` for the end; raises a worker's failure after all have stopped."""
         until = time.monotonic() + seconds
-        for thread in self._threads.threads:
+        for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        if self._threads.alive():
-            return True
-        if self._threads.failure:
-            raise self._threads.failure
-        return False
+        running = [
+            one
+            for one, thread in zip(self._schedulers, self._threads, strict=True)
+            if thread.is_alive()
+        ]
+        if all(one.is_asynchronous for one in running):
+            self.stop()
+        if not running and self._failure:
+            raise self._failure
+        return bool(running)
 
-    def final(self) -> Snapshot:
-        """Stop all threads; returns the state that all workers have reached together."""
-        self.close()
-        return self._final()
-
-    def close(self) -> None:
-        """Stop all threads."""
-        self._threads.stop()
+    def stop(self, failure: Failure | None = None) -> None:
+        """Stop all threads; the first failure is kept."""
+        self._failure = self._failure or failure
+        self._halt.set()
+        for waker in self._wakers.values():
+            waker.notify()

@@ -36,7 +36,7 @@ from shoal.runtime.channels.channel import Channel, Message
 from shoal.runtime.channels.flow_control import NEVER, Turn
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.limit import Limit
-from shoal.runtime.execution.snapshot import Share, Snapshot, past_name
+from shoal.runtime.execution.snapshot import Lagged, Share, Snapshot, past_name
 from shoal.tracing.hosting import Task
 
 KEEP_EVERY, KEPT = 16, 4
@@ -50,17 +50,6 @@ class Failure(Exception):
     def __init__(self, replica: Replica, tick: int, error: BaseException) -> None:
         super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
         self.replica, self.tick, self.error = replica, tick, error
-
-
-@dataclass(frozen=True, slots=True)
-class Lagged:
-    """A channel whose reader lags by `lag` ticks."""
-
-    channel: str
-    writer: str
-    reader: str
-    lag: int
-    values: tuple[str, ...]
 
 
 class FragmentExecutor(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shoal.errors import RunError
+from shoal.planning.plan import Plan
+from shoal.planning.policy import lag_of
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,27 @@ def is_past(name: str) -> bool:
 def value_of(past: str) -> str:
     """The value that a name from `past_name` is of."""
     return past.partition(":")[2].rpartition("@")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    """A channel whose reader lags by `lag` ticks."""
+
+    channel: str
+    writer: str
+    reader: str
+    lag: int
+    values: tuple[str, ...]
+
+    @property
+    def past_names(self) -> list[str]:
+        """The names of the messages in flight between ticks."""
+        ages = range(1, self.lag + 1)
+        return [past_name(self.reader, value, age) for value in self.values for age in ages]
+
+
+def lagged(plan: Plan) -> Iterator[Lagged]:
+    """The channels whose readers lag by a fixed number of ticks."""
+    for c in plan.channels:
+        if lag := lag_of(c.flow):
+            yield Lagged(c.name, c.writer, c.reader, lag, c.values)
