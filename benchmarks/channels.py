@@ -24,7 +24,7 @@ from rich.table import Table
 from peers.made import python_of
 from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
 from shoal.planning.policy import Queue
-from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, join_fences
 from shoal.runtime.channels.shm import Rings, ShmChannel
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ class Line:
         there = Gate("there", "w", "r", ((0,),), Queue(capacity), capacity)
         back = Gate("back", "r", "w", ((0,),), Queue(capacity), capacity)
         specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
-        room = Room()
+        room = Allocator()
         bells, rings = room.take(2 * LINE), Rings.plan(specs, room)
         memory = Memory.make(room.size)
         self.bells = {

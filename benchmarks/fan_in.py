@@ -35,9 +35,9 @@ from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate  # noqa: E
 from shoal.planning.policy import Lockstep  # noqa: E402
 from shoal.runtime.channels.shared_memory import (  # noqa: E402
     LINE,
+    Allocator,
     FutexWaker,
     Memory,
-    Room,
     join_fences,
 )
 from shoal.runtime.channels.shm import Rings  # noqa: E402
@@ -69,7 +69,7 @@ class Side:
     def __init__(self, me: int, job: dict[str, Any], memory: Memory | None, wakers: int) -> None:
         self.me, self.links = me, None
         specs = specs_of(job["workers"], job["row"], job["params"])
-        room = Room()
+        room = Allocator()
         rings = Rings.plan(specs, room)
         join_fences()
         if memory is not None:
@@ -167,7 +167,7 @@ def run_host(job: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     memory, wakers = None, 0
     if job["hosts"] == 1:
-        room = Room()
+        room = Allocator()
         Rings.plan(specs_of(job["workers"], job["row"], job["params"]), room)
         wakers = room.take((1 + job["workers"]) * LINE)
         memory = Memory.make(room.size)

@@ -53,7 +53,13 @@ class Ends:
     def __init__(self, me: int, job: Job) -> None:
         from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
         from shoal.planning.policy import Queue
-        from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+        from shoal.runtime.channels.shared_memory import (
+            LINE,
+            Allocator,
+            FutexWaker,
+            Memory,
+            join_fences,
+        )
         from shoal.runtime.channels.shm import Rings
         from shoal.runtime.net.loop import Wakes
         from shoal.runtime.net.tcp_channel import join_channels
@@ -63,7 +69,7 @@ class Ends:
         cells = (ArraySpec("x", (size,), "uint8", None),)
         there = Gate("there", "w", "r", ((0,),), Queue(job.slots), job.slots)
         back = Gate("back", "r", "w", ((0,),), Queue(job.slots), job.slots)
-        room = Room()
+        room = Allocator()
         specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
         rings = Rings.plan(specs, room)
         where = tuple((host, job.port + i) for i, host in enumerate(job.addresses))

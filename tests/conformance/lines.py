@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.planning.channel_specs import ADMITTED, ArraySpec, ChannelSpec, Gate, pieces
 from shoal.planning.policy import Flow, Queue, lag_of, takes_some
-from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, join_fences
+from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, join_fences
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.execution.local_run import ThreadWaker
 from shoal.runtime.execution.scheduler import Stopped
@@ -135,7 +135,7 @@ class Shared:
 
     def __init__(self, specs: dict[str, ChannelSpec], memory: Memory | None = None) -> None:
         self.specs = specs
-        room = Room()
+        room = Allocator()
         self.halted, self.wakers = room.take(LINE), room.take(len(ends_of(specs)) * LINE)
         self.rings = Rings.plan(specs, room)
         self.memory = memory or Memory.make(room.size)

@@ -27,7 +27,7 @@ class FrameRecorder:
     def __init__(self):
         self.frames, self._body = [], bytearray()
 
-    def room(self, frame):
+    def buffers(self, frame):
         self._body = bytearray(frame.length)
         half = frame.length // 2  # in two pieces, as arrays are
         return [memoryview(self._body)[:half], memoryview(self._body)[half:]][half == 0 :]

@@ -9,7 +9,7 @@ from conformance.lines import make_channel_spec
 from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
 from shoal.runtime.channels.channel import Bundle, ChannelState
 from shoal.runtime.channels.flow_control import Counts, Ledger
-from shoal.runtime.channels.shared_memory import Memory, Room
+from shoal.runtime.channels.shared_memory import Allocator, Memory
 from shoal.runtime.channels.shm import Rings
 
 MANY, TICKS = 1000, 3
@@ -121,7 +121,7 @@ def test_one_that_is_late_costs_no_look_at_all_others_when_they_put():
 
 
 def test_in_shared_memory_only_the_ends_that_have_put_are_found():
-    room = Room()
+    room = Allocator()
     spec = make_channel_spec(Queue(4, 1), MANY, 1)
     rings = Rings.plan({"c": spec}, room)
     memory = Memory.make(room.size)

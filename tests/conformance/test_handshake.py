@@ -200,7 +200,7 @@ def test_listening_is_on_loopback_by_default():
 class FrameHandler:
     """Ignores all frames."""
 
-    def room(self, frame):
+    def buffers(self, frame):
         return [bytearray(frame.length)]
 
     def arrived(self, frame):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conformance.lines import HANG, Process, Shared, holders, one_line, until
 from shoal.planning.policy import Lockstep
-from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room
+from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory
 from shoal.runtime.execution.scheduler import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
@@ -22,7 +22,7 @@ LAW = settings(max_examples=60, deadline=None, derandomize=True)
 @LAW
 @given(st.lists(st.integers(0, 300), max_size=20))
 def test_things_in_a_room_begin_a_cache_line_and_never_overlap(sizes):
-    room = Room()
+    room = Allocator()
     places = [room.take(size) for size in sizes]
     assert all(place % LINE == 0 for place in places)
     for place, size, later in zip(places, sizes, [*places, room.size][1:], strict=True):
@@ -32,7 +32,7 @@ def test_things_in_a_room_begin_a_cache_line_and_never_overlap(sizes):
 @LAW
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
 def test_words_and_arrays_are_the_same_memory_for_all_who_open_it(numbers):
-    room = Room()
+    room = Allocator()
     apart, packed = room.take(len(numbers) * LINE), room.take(len(numbers) * 8)
     mine = Memory.make(room.size)
     other = Memory(os.dup(mine.fd), mine.size)

@@ -10,7 +10,7 @@ from multiprocessing import reduction
 from conformance.lines import LINES, Hall, Shared, ends_of, until
 from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
-from shoal.runtime.channels.shared_memory import Memory, Room
+from shoal.runtime.channels.shared_memory import Allocator, Memory
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.net.connections import Connections, Membership
 from shoal.runtime.net.loop import Wakes
@@ -26,7 +26,7 @@ class Wired(Shared):
         self, specs: dict[str, ChannelSpec], parts: tuple | None = None, *, signed: bool = False
     ) -> None:
         self.ends = ends_of(specs)
-        room = Room()
+        room = Allocator()
         far = Rings.plan(specs, room)
         if parts is None:
             self.listeners = [listen() for _ in self.ends]

@@ -21,7 +21,7 @@ TICKS = 20
 def large(monkeypatch):
     """Any state is too large to be copied."""
     monkeypatch.setattr("shoal.planning.plan.MOST_COPIED", 0)
-    monkeypatch.setattr("shoal.runtime.cluster.control_block.MOST_COPIED", 0)
+    monkeypatch.setattr("shoal.runtime.cluster.control_layout.MOST_COPIED", 0)
 
 
 @pytest.mark.parametrize(

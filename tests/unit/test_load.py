@@ -9,8 +9,9 @@ import shoal
 from shoal.algorithms import PPO
 from shoal.runs.load import LOAD_FILE, LoadLog
 from shoal.runs.sources import with_sources
-from shoal.runtime.channels.shared_memory import Memory, Room
-from shoal.runtime.cluster.control_block import ControlBlock, ControlLayout
+from shoal.runtime.channels.shared_memory import Memory
+from shoal.runtime.cluster.control_block import ControlBlock
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.execution.worker_status import WorkerStatus, activities
 
 pytest.importorskip("gymnasium")
@@ -49,11 +50,12 @@ def test_workers_wait_on_their_own_channels_and_no_longer_than_the_run_takes(bac
 
 
 def test_a_control_block_counts_what_each_scheduler_spends():
-    room = Room()
-    layout = ControlLayout.plan(
-        (("actor", 0), ("learner", 0)), {}, 4, (), activities(["env"], ["a>b"]), room
-    )
-    memory = Memory.make(room.size)
+    memory = Memory.make(8 * 4096)
+    places = range(0, 8 * 4096, 4096)
+    layout = ControlLayout(
+        (("actor", 0), ("learner", 0)), activities(["env"], ["a>b"]), {}, 4, {},
+        *places[:6], kept=({},) * 6, marks=places[6], in_flight=places[7], shows={},
+    )  # fmt: skip
     control = ControlBlock(layout, memory)
     control.enter_stage(0, "env", 7)
     assert control.status(0, 1)[:5] == (0, "", 1, "env", 7)

@@ -41,7 +41,7 @@ def carried(values, packing):
     assert len(data) == length
     least, most = there.bounds
     assert least <= length <= most
-    there.room(length)[:] = np.frombuffer(data, np.uint8)
+    there.buffer(length)[:] = np.frombuffer(data, np.uint8)
     there.unpack(length)
     return there.arrays, length
 
@@ -70,7 +70,7 @@ def test_small_messages_are_sent_uncompressed():
 @given(data=st.binary(min_size=1, max_size=99))
 def test_noise_is_rejected_or_fills_exactly_the_buffer(data):
     codec = Codec([((100,), np.dtype("uint8"))], WAYS[1])
-    codec.room(len(data))[:] = np.frombuffer(data, np.uint8)
+    codec.buffer(len(data))[:] = np.frombuffer(data, np.uint8)
     with suppress(ProtocolError):
         codec.unpack(len(data))
     assert codec.arrays[0].nbytes == 100

@@ -13,12 +13,12 @@ from shoal.runtime.cluster.supervisor import (
     GiveUp,
     GroupReady,
     HostLost,
+    LogLine,
     PlaceMissing,
     PlaceWorker,
     RemoveWorker,
     ReportFailure,
     RunClosed,
-    Say,
     ScaleRequested,
     StartGroup,
     State,
@@ -133,8 +133,8 @@ def test_without_restarts_a_loss_ends_the_run():
 def test_replicas_are_scaled_within_their_bounds():
     state, done = play(ScaleRequested({"actor": 9, "learner": 2}), TimePassed(1.0))
     assert done == [
-        Say("actor: scaling to 4 replicas"),
-        Say("`learner` has a fixed number of replicas: ignored"),
+        LogLine("actor: scaling to 4 replicas"),
+        LogLine("`learner` has a fixed number of replicas: ignored"),
         PlaceWorker(2), PlaceWorker(3),
     ]  # fmt: skip
     state, done = play(WorkerPlaced(2, 2.0), PlaceMissing(3), state=state)
@@ -145,7 +145,7 @@ def test_replicas_are_scaled_within_their_bounds():
     assert StopWorker(2) not in play(*fewer, state=state)[1], "it can't be stopped before it runs"
     state, _ = play(GroupReady((2,)), state=state)
     state, done = play(*fewer, state=state)
-    assert done == [Say("actor: scaling to 1 replicas"), StopWorker(1), StopWorker(2)]
+    assert done == [LogLine("actor: scaling to 1 replicas"), StopWorker(1), StopWorker(2)]
     state, done = play(WorkerExited(1, GOOD, 6.0), state=state)
     assert done == [RemoveWorker(1)]
     assert state.staying("actor") == [0]

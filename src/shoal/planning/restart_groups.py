@@ -11,7 +11,7 @@ from itertools import chain
 
 from shoal.planning.plan import Plan, Replica, WorkerId
 
-Kept = dict[int, dict[Replica, int]]  # by bank, before which tick each state was kept
+Kept = dict[int, dict[Replica, int]]  # by slot, before which tick each state was kept
 Group = tuple[Replica, ...]
 
 
@@ -28,19 +28,19 @@ def groups(plan: Plan) -> tuple[Group, ...]:
     return tuple(tuple(group) for group in found)
 
 
-def worker_groups(plan: Plan, seats: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
+def worker_groups(plan: Plan, workers: Sequence[Iterable[WorkerId]]) -> tuple[tuple[int, ...], ...]:
     """For each worker, those that run endpoints of the same groups, itself included."""
     ends = {
         (f, end): number
-        for number, held in enumerate(seats)
+        for number, held in enumerate(workers)
         for f, w in held
         for end in plan.ends_of(f, w)
     }
-    found = {number: {number} for number in range(len(seats))}
+    found = {number: {number} for number in range(len(workers))}
     for group in groups(plan):
         joined = set[int]().union(*(found[ends[end]] for end in group))
         found |= dict.fromkeys(joined, joined)
-    return tuple(tuple(sorted(found[number])) for number in range(len(seats)))
+    return tuple(tuple(sorted(found[number])) for number in range(len(workers)))
 
 
 def group_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
@@ -49,13 +49,13 @@ def group_of(every: Iterable[frozenset[int]], worker: int) -> frozenset[int]:
 
 
 def newest_together(kept: Kept, together: Iterable[Group]) -> dict[Replica, int]:
-    """For each endpoint, the bank with the newest state that its whole group has of one tick.
+    """For each endpoint, the slot with the newest state that its whole group has of one tick.
 
     Endpoints whose group has none in common are left out.
     """
     found: dict[Replica, int] = {}
     for group in together:
-        banks = [{kept[bank][end]: bank for bank in kept if kept[bank][end] >= 0} for end in group]
-        if common := set(banks[0]).intersection(*banks[1:]):
-            found |= {end: own[max(common)] for end, own in zip(group, banks, strict=True)}
+        slots = [{kept[slot][end]: slot for slot in kept if kept[slot][end] >= 0} for end in group]
+        if common := set(slots[0]).intersection(*slots[1:]):
+            found |= {end: own[max(common)] for end, own in zip(group, slots, strict=True)}
     return found

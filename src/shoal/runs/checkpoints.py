@@ -15,7 +15,7 @@ import queue
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
@@ -27,6 +27,7 @@ from shoal.errors import CheckpointError, first_line
 from shoal.runs.disk import FullError, check_room, muted, size_of, why_full
 from shoal.runtime.execution.compiled_executor import raw, wrapped
 from shoal.runtime.execution.snapshot import Snapshot
+from shoal.runtime.logs import Log
 from shoal.shapes import (
     Index,
     Seconds,
@@ -72,7 +73,6 @@ DTYPES = frozenset(
         "float4_e2m1fn",
     ]
 )
-Say = Callable[[str], None]
 Progress = Mapping[str, Any]  # counts of a run: steps, seconds, episodes, lags
 
 
@@ -120,7 +120,7 @@ class Saved(NamedTuple):
 class Checkpoints:
     """Writes the checkpoints of a run in progress, one at a time, on a thread."""
 
-    def __init__(self, folder: Path, keep: int, say: Say) -> None:
+    def __init__(self, folder: Path, keep: int, say: Log) -> None:
         self.folder, self._keep, self._say = folder, keep, say
         self.failed: dict[int, str] = {}  # ticks whose checkpoints were not written, and why
         self._written: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -273,7 +273,7 @@ def read_record(folder: Path) -> CheckpointFile:
     return record
 
 
-def read_newest(folder: Path, say: Say) -> Saved | None:
+def read_newest(folder: Path, say: Log) -> Saved | None:
     """The newest checkpoint that can be read; None where there are none."""
     found = ticks_in(folder)
     for tick in reversed(found):

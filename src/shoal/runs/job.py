@@ -51,7 +51,7 @@ from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.logs import Say, listening
+from shoal.runtime.logs import Log, listening
 from shoal.runtime.restart_policy import WorkerFailure
 from shoal.runtime.run import BACKENDS, Result, RunCallbacks
 from shoal.signals import owned
@@ -221,7 +221,7 @@ def _evaluate_last(job: Job, result: Result, logger: RunLogger) -> None:
         logger.look(result.ticks, job.algorithm.last(job.env, result.state))
 
 
-def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) -> RecoveryPolicy:
+def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Log) -> RecoveryPolicy:
     """How the run continues after a worker is lost; losses are reported and counted."""
 
     def restarted(error: LostError, tick: int) -> None:
@@ -252,7 +252,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Say) 
     )
 
 
-def _lose(summary: dict[str, Any], say: Say, turns: int) -> None:
+def _lose(summary: dict[str, Any], say: Log, turns: int) -> None:
     """Count rollouts that were in flight in the state that a run starts from: they are dropped."""
     if turns:
         summary["dropped_rollouts"] = summary.get("dropped_rollouts", 0) + turns

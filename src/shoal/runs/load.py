@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.runs.folder import Lines, as_json
 from shoal.runtime.execution.worker_status import WorkerStatus
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 
 LOAD_FILE = "load.jsonl"
 FINENESS = 500  # rows are as far apart as this part of the run so far, and a second at least
@@ -26,7 +26,7 @@ class LoadLog:
     Counts are totals, so that any two rows give the shares of the time between them.
     """
 
-    def __init__(self, path: Path, say: Say) -> None:
+    def __init__(self, path: Path, say: Log) -> None:
         self._path, self._say = path, say
         self._lines: Lines | None = None
         self._first = self._last = 0.0

@@ -17,7 +17,7 @@ from shoal.runs.checkpoints import ticks_in
 from shoal.runs.disk import free, megabytes, size_of
 from shoal.runs.folder import StatusFile, SummaryFile, is_locked, read_run, write_json
 from shoal.runs.load import LOAD_FILE, LoadLog, rounded
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 from shoal.runtime.run import BACKENDS, Statuses
 from shoal.shapes import Index, ShapeError, read_json, why_unreadable
 
@@ -41,7 +41,7 @@ class Status:
     """
 
     def __init__(
-        self, folder: Path, summary: Mapping[str, Any], say: Say, lags: Lags = dict
+        self, folder: Path, summary: Mapping[str, Any], say: Log, lags: Lags = dict
     ) -> None:
         self._say, self._text, self._lags = say, b"", lags
         self._load = LoadLog(folder / LOAD_FILE, say)

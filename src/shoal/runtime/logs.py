@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
@@ -15,16 +15,16 @@ def to_stderr(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-_say: ContextVar[Say] = ContextVar("say", default=to_stderr)
+_say: ContextVar[Log] = ContextVar("say", default=to_stderr)
 
 
-def listener() -> Say:
+def listener() -> Log:
     """The current listener."""
     return _say.get()
 
 
 @contextmanager
-def listening(say: Say) -> Iterator[None]:
+def listening(say: Log) -> Iterator[None]:
     """Call `say` with each line of workers that start inside this context."""
     before = _say.set(say)
     try:

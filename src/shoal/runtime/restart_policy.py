@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 
 WINDOW_S = 300.0  # in which failures of a worker are counted
 
@@ -39,7 +39,7 @@ class RestartPolicy:
     restarts: int = 0
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     on_failure: Callable[[WorkerFailure], None] = lambda failure: None
-    say: Say = lambda line: None
+    say: Log = lambda line: None
 
 
 def recent(failures: Iterable[float], now: float) -> tuple[float, ...]:

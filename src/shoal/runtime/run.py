@@ -36,7 +36,7 @@ from shoal.runtime.execution.metrics import Shown
 from shoal.runtime.execution.replica_runner import Failure
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.execution.worker_status import WorkerStatus
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 from shoal.runtime.restart_policy import RestartPolicy
 from shoal.signals import SignalOwner, owned
 
@@ -116,7 +116,7 @@ class RunCallbacks:
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
     stops: Callable[[], bool] = lambda: False
-    say: Say = lambda line: None  # reports a line to the user
+    say: Log = lambda line: None  # reports a line to the user
     step_timeout: float | None = None  # seconds that one call of a stage in Python may take
 
 
@@ -365,7 +365,7 @@ def _seen_ticks(
 class StepWatch:
     """Reports stages in Python that don't return, and kills workers after the step timeout."""
 
-    say: Say
+    say: Log
     timeout: float | None = None
     _last: float = 0.0
     _reported: set[tuple[str, int]] = field(default_factory=set)

@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-class Room:
+class Allocator:
     """Allocates offsets in memory that is made later: each gets the next free bytes."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from shoal.runtime.channels.channel import (
     make_bundles,
 )
 from shoal.runtime.channels.flow_control import AHEAD, Counts, Ledger, Turn
-from shoal.runtime.channels.shared_memory import LINE, ORDERED, Memory, Room, fence
+from shoal.runtime.channels.shared_memory import LINE, ORDERED, Allocator, Memory, fence
 
 Target = tuple[
     np.ndarray, str, bool, Any
@@ -42,14 +42,14 @@ class Ring:
     slots: tuple[tuple[int, ...], ...]  # for each slot, the offset of each array
 
     @staticmethod
-    def plan(spec: ChannelSpec, room: Room) -> Ring:
-        """Allocate the channel's memory in `room`."""
+    def plan(spec: ChannelSpec, memory: Allocator) -> Ring:
+        """Allocate the channel's memory."""
         slots = slots_of(spec)
         ends = max(spec.readers, spec.writers)
-        puts, takes = room.take(spec.writers * LINE), room.take(ends * LINE)
-        versions, numbers = (room.take(spec.writers * slots * 8) for _ in range(2))
+        puts, takes = memory.take(spec.writers * LINE), memory.take(ends * LINE)
+        versions, numbers = (memory.take(spec.writers * slots * 8) for _ in range(2))
         sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(spec)]
-        places = tuple(tuple(room.take(size) for size in sizes) for _ in range(slots))
+        places = tuple(tuple(memory.take(size) for size in sizes) for _ in range(slots))
         return Ring(spec, puts, takes, versions, numbers, places)
 
 
@@ -104,13 +104,13 @@ class ShmChannel:
         slot = number % self._slots
         if end not in self._filling:
             readers = range(self._spec.readers)
-            self._filling[end] = [self.rooms(end, s, readers) for s in range(self._slots)]
+            self._filling[end] = [self.targets(end, s, readers) for s in range(self._slots)]
         self.begin_landing(end, number)
-        for room, name, is_key, rows in self._filling[end][slot]:
+        for target, name, is_key, rows in self._filling[end][slot]:
             x = message[name]
             if is_key and type(x) is not np.ndarray:
                 x = key_data(x)
-            room[...] = x if rows is None else np.asarray(x)[rows]
+            target[...] = x if rows is None else np.asarray(x)[rows]
         self.end_landing(end, number, version)
 
     def begin_landing(self, end: int, number: int) -> None:
@@ -181,13 +181,13 @@ class ShmChannel:
         """The rows of these turns' writers, concatenated."""
         found: Message = {}
         for cell in self._spec.cells:
-            lie = [self._arrays[n % self._slots] for _, n in turns]
+            held = [self._arrays[n % self._slots] for _, n in turns]
             if cell.stacked:
                 found[cell.name] = np.stack(
-                    [x[cell.name, 0][w] for x, (w, _) in zip(lie, turns, strict=True)]
+                    [x[cell.name, 0][w] for x, (w, _) in zip(held, turns, strict=True)]
                 )
                 continue
-            xs = [x[cell.name, w] for x, (w, _) in zip(lie, turns, strict=True)]
+            xs = [x[cell.name, w] for x, (w, _) in zip(held, turns, strict=True)]
             rows = cell.axis is not None
             found[cell.name] = np.concatenate(xs, cell.axis) if rows and len(xs) > 1 else xs[0]
         return found
@@ -203,21 +203,21 @@ class ShmChannel:
             for places in self._ring.slots
         ]
 
-    def rooms(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
+    def targets(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
         """The arrays that an endpoint writes for these readers, with their rows (None: all)."""
         found: list[Target] = []
         for cell in self._spec.cells:
-            lie = self._arrays[slot]
+            held = self._arrays[slot]
             if cell.stacked:
-                found.append((lie[cell.name, 0][end, ...], cell.name, cell.is_key, None))
+                found.append((held[cell.name, 0][end, ...], cell.name, cell.is_key, None))
             elif cell.axis is None or takes_some(self._spec.gate.flow):
-                found.append((lie[cell.name, end], cell.name, cell.is_key, None))
+                found.append((held[cell.name, end], cell.name, cell.is_key, None))
             else:
-                found += self._rows(cell, end, lie, readers)
+                found += self._rows(cell, end, held, readers)
         return found
 
     def _rows(
-        self, cell: ArraySpec, end: int, lie: Mapping[tuple[str, int], np.ndarray], readers: Any
+        self, cell: ArraySpec, end: int, held: Mapping[tuple[str, int], np.ndarray], readers: Any
     ) -> list[Target]:
         assert cell.axis is not None
         before, wide = (slice(None),) * cell.axis, self._spec.rows // self._spec.writers
@@ -227,16 +227,16 @@ class ShmChannel:
             for piece in cut:
                 count = piece.stop - piece.start
                 if piece.writer == end and reader in readers:
-                    room = lie[cell.name, reader][(*before, slice(first, first + count))]
+                    target = held[cell.name, reader][(*before, slice(first, first + count))]
                     rows = None if count == wide else (*before, slice(piece.start, piece.stop))
-                    found.append((room, cell.name, cell.is_key, rows))
+                    found.append((target, cell.name, cell.is_key, rows))
                 first += count
         return found
 
     def _views(self, end: int, slot: int) -> Message:
-        lie, source = self._arrays[slot], self._spec.gate.sources[end][0]
+        held, source = self._arrays[slot], self._spec.gate.sources[end][0]
         return {
-            c.name: lie[c.name, 0 if c.stacked else source if c.axis is None else end]
+            c.name: held[c.name, 0 if c.stacked else source if c.axis is None else end]
             for c in self._spec.cells
         }
 
@@ -257,12 +257,12 @@ class Rings:
     ends: int
 
     @staticmethod
-    def plan(specs: Mapping[str, ChannelSpec], room: Room) -> Rings:
-        """Allocate the memory of all channels in `room`."""
+    def plan(specs: Mapping[str, ChannelSpec], memory: Allocator) -> Rings:
+        """Allocate the memory of all channels."""
         queues = [s.writers for s in specs.values() if takes_some(s.gate.flow)]
         ends = max(queues, default=0)
-        ledger = room.take(ends * (3 * LINE + DEPTH * 8))
-        return Rings({name: Ring.plan(s, room) for name, s in specs.items()}, ledger, ends)
+        ledger = memory.take(ends * (3 * LINE + DEPTH * 8))
+        return Rings({name: Ring.plan(s, memory) for name, s in specs.items()}, ledger, ends)
 
     def open(self, memory: Memory) -> dict[str, ShmChannel]:
         """Open the channels in this process."""

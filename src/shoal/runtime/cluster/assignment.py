@@ -13,7 +13,7 @@ import jax
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.segments import HostCall, Program, walk
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source, own_modules
 from shoal.runtime.cluster.worker_config import Group, ProcessSpec, WorkerConfig
 from shoal.runtime.execution.executors import make_spec
@@ -60,7 +60,6 @@ class ProcessAssignment:
         served = {f: plan.distribution.clients(f) for f in self._programs}
         common = {
             "rings": rings, "layout": layout,
-            "ends": {f: self._schedulers(f, layout) for f in self._programs},
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in layout.cells),
             "serve": {f: found[1] for f, found in served.items() if found},
@@ -86,10 +85,12 @@ class ProcessAssignment:
     def _spec(self, config: WorkerConfig) -> ProcessSpec:
         """The spec of a process: its configuration, and modules that its host stages need."""
         held, plan = config.worker_ids, self._plan
+        schedulers = tuple(map(config.layout.schedulers.index, held))
         return ProcessSpec(
             config.number,
             held,
-            config.ends,
+            schedulers,
+            tuple(config.layout.replicas(schedulers)),
             alike=plan.workers(held[0][0]) > 1,
             on_cpu={plan.places[f][0].device.kind for f, _ in held} == {"cpu"},
             variables=self._variables(held),
@@ -128,13 +129,6 @@ class ProcessAssignment:
                 hosts = [worker_id for worker_id in found if worker_id[0] == beside[fragment]]
                 found[hosts[worker % len(hosts)]].append((fragment, worker))
         return [tuple(held) for held in found.values()]
-
-    def _schedulers(self, fragment: str, layout: ControlLayout) -> tuple[int, ...]:
-        worker_ids = [
-            (fragment, w) for w in range(self._plan.workers(fragment))
-            for _ in self._plan.ends_of(fragment, w)
-        ]  # fmt: skip
-        return tuple(layout.schedulers.index(worker_id) for worker_id in worker_ids)
 
     def _group(self, held: tuple[WorkerId, ...], group_addresses: Sequence[str]) -> Group | None:
         for fragment, worker in held:

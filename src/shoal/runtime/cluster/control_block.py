@@ -1,4 +1,4 @@
-"""The control block in shared memory: tick limit, snapshot banks, metrics and worker status."""
+"""The control block in shared memory: tick limit, snapshot slots, metrics and worker status."""
 
 from __future__ import annotations
 
@@ -6,129 +6,27 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from shoal.planning.channel_specs import ArraySpec
-from shoal.planning.plan import MOST_COPIED, Replica
-from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, Room, fence
+from shoal.planning.plan import Replica
+from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, fence
+from shoal.runtime.cluster.control_layout import (
+    MOST_LAGS,
+    NOTE,
+    SHOWN,
+    SNAP,
+    START,
+    ControlLayout,
+    EndpointLayout,
+)
 from shoal.runtime.execution.scheduler import Stopped
 from shoal.runtime.execution.snapshot import Asked
 from shoal.runtime.execution.worker_status import WorkerStatus
 
-BANKS = 3  # one of them holds a tick that all endpoints kept, while others are written
-FINAL = BANKS  # the bank for what endpoints carry when they end
-SNAP, START = BANKS + 1, BANKS + 2  # the banks for snapshots and for the start state
-SHOWN = 32  # ticks of metrics that wait for the driver
-MANY = SHOWN // 2  # from this number on, the driver is woken
-MOST_LAGS = 1024  # lags of one endpoint in a tick
-NOTE = 256  # bytes for the text that says what a scheduler waits for
+MANY = SHOWN // 2  # from this number of unread ticks on, the driver is woken
 TICKS, HOLDING, HALT, NUMBER, SNAP_TICK = range(5)
-
-
-@dataclass(frozen=True)
-class MetricSpec:
-    """The name, shape and dtype of a metric of one endpoint."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the metric."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class EndpointLayout:
-    """One endpoint: its replica, its share of a value, what it carries, and its metrics."""
-
-    replica: Replica
-    ends: int
-    carried: frozenset[str]
-    shown: tuple[MetricSpec, ...]
-
-
-@dataclass(frozen=True)
-class ControlLayout:
-    """The offsets of the control words, kept values and metrics of a run in shared memory."""
-
-    words: int
-    started: int
-    completed: int
-    lost: int
-    leaves: int
-    wakers: int
-    notes: int
-    stages: int
-    spent: int
-    activities: tuple[str, ...]  # stages in Python, and waits
-    schedulers: tuple[tuple[str, int], ...]  # one waker each, and one more for the driver
-    cells: Mapping[str, ArraySpec]
-    rows: int
-    kept: tuple[Mapping[str, int], ...]
-    marks: int
-    in_flight: int
-    endpoints: Mapping[Replica, EndpointLayout]
-    shows: Mapping[Replica, int]
-
-    @staticmethod
-    def plan(
-        schedulers: tuple[tuple[str, int], ...],
-        cells: Mapping[str, ArraySpec],
-        rows: int,
-        endpoints: tuple[EndpointLayout, ...],
-        activities: tuple[str, ...],
-        room: Room,
-    ) -> ControlLayout:
-        """Allocate the control block in `room` and return its layout."""
-        count = len(schedulers)
-        few = sum(_size(cell, rows) for cell in cells.values()) <= MOST_COPIED
-        return ControlLayout(
-            words=room.take(5 * LINE),
-            started=room.take(count * LINE),
-            completed=room.take(count * LINE),
-            lost=room.take(count * LINE),
-            leaves=room.take(count * LINE),
-            wakers=room.take((count + 1) * LINE),
-            notes=room.take(count * NOTE),
-            stages=room.take(3 * count * LINE),
-            spent=room.take(count * len(activities) * 8),
-            kept=tuple(
-                {n: room.take(_size(c, rows)) for n, c in cells.items()}
-                if few or bank >= FINAL
-                else {}
-                for bank in range(START + 1)
-            ),
-            marks=room.take(len(endpoints) * (START + 1) * 8),
-            in_flight=room.take((START + 1) * 8),
-            shows={p.replica: room.take(_show_size(p)) for p in endpoints},
-            activities=activities,
-            schedulers=schedulers,
-            cells=cells,
-            rows=rows,
-            endpoints={p.replica: p for p in endpoints},
-        )
-
-    def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
-        """The slices of a value that an endpoint holds."""
-        if cell.axis is None:
-            return (...,)  # type: ignore[return-value]
-        rows = self.rows // self.endpoints[replica].ends
-        return (*(slice(None),) * cell.axis, slice(replica[1] * rows, (replica[1] + 1) * rows))
-
-
-def _size(cell: ArraySpec, rows: int) -> int:
-    return prod(cell.rows(rows)) * np.dtype(cell.dtype).itemsize
-
-
-def _show_size(endpoint: EndpointLayout) -> int:
-    """Bytes of a metrics ring: two counts, and for each slot a tick, its lags and its metrics."""
-    arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in endpoint.shown)
-    return 2 * LINE + SHOWN * ((2 + MOST_LAGS) * 8 + LINE + arrays)
 
 
 class ControlBlock:
@@ -139,17 +37,16 @@ class ControlBlock:
     ) -> None:
         self._layout, self._memory = layout, memory
         self._words = memory.words(layout.words, 5)
-        self._started = memory.words(layout.started, len(layout.schedulers))
-        self._completed = memory.words(layout.completed, len(layout.schedulers))
-        self._lost = memory.words(layout.lost, len(layout.schedulers))
-        self._leaves = memory.words(layout.leaves, len(layout.schedulers))
+        count = len(layout.schedulers)
+        self._started, self._completed, self._lost, self._leaves = (
+            memory.words(layout.counts + i * count * LINE, count) for i in range(4)
+        )
         self._endpoints = list(layout.endpoints)
-        count = len(self._endpoints)
-        self._marks = memory.packed(layout.marks, count * (START + 1))
+        self._marks = memory.packed(layout.marks, len(self._endpoints) * (START + 1))
         self._in_flight = memory.packed(layout.in_flight, START + 1)
-        self._notes = memory.array(layout.notes, (len(layout.schedulers), NOTE), "uint8")
-        self._stages = memory.words(layout.stages, 3 * len(layout.schedulers))
-        self._spent = memory.packed(layout.spent, len(layout.schedulers) * len(layout.activities))
+        self._notes = memory.array(layout.notes, (count, NOTE), "uint8")
+        self._stages = memory.words(layout.stages, 3 * count)
+        self._spent = memory.packed(layout.spent, count * len(layout.activities))
         self._numbers = {name: n for n, name in enumerate(layout.activities)}
         self._check = check
 
@@ -283,68 +180,63 @@ class ControlBlock:
             time.sleep(1e-4)
         return tick < self._words[TICKS]
 
-    def write(self, bank: int, replica: Replica, tick: int, values: Mapping[str, Any]) -> None:
-        """Write an endpoint's share of the carried state before `tick` to a bank that has room."""
-        if not self._layout.kept[bank]:
+    def write(self, slot: int, replica: Replica, tick: int, values: Mapping[str, Any]) -> None:
+        """Write an endpoint's share of the carried state before `tick` to a slot that has room."""
+        if not self._layout.kept[slot]:
             return
-        mark = self._mark(bank, replica)
+        mark = self._mark(slot, replica)
         self._marks[mark] = 0
         for name, x in values.items():
             if name in self._layout.cells:
-                self._share(bank, replica, name)[...] = x
+                self._share(slot, replica, name)[...] = x
         self._marks[mark] = tick + 1
 
-    def write_in_flight(self, bank: int, count: int) -> None:
-        """Write how many asynchronous ticks were in flight when a bank was written."""
-        self._in_flight[bank] = count
+    def write_in_flight(self, slot: int, count: int) -> None:
+        """Write how many asynchronous ticks were in flight when a slot was written."""
+        self._in_flight[slot] = count
 
     def in_flight(self) -> list[int]:
-        """The number of ticks in flight when each bank was written."""
+        """The number of ticks in flight when each slot was written."""
         return list(self._in_flight)
 
-    def forget(self, bank: int, replica: Replica) -> None:
-        """Mark an endpoint's share in a bank as missing."""
-        self._marks[self._mark(bank, replica)] = 0
+    def forget(self, slot: int, replica: Replica) -> None:
+        """Mark an endpoint's share in a slot as missing."""
+        self._marks[self._mark(slot, replica)] = 0
 
     def hold_ready(self, replica: Replica, name: str, x: Any) -> None:
         """Write a value that an endpoint starts from."""
         self._share(START, replica, name)[...] = x
 
-    @property
-    def schedulers(self) -> tuple[tuple[str, int], ...]:
-        """The worker id of each scheduler."""
-        return self._layout.schedulers
-
-    def shares(self, banks: Mapping[Replica, int]) -> dict[tuple[Replica, str], np.ndarray]:
-        """The share of each endpoint, from the bank that is given for it."""
+    def shares(self, slots: Mapping[Replica, int]) -> dict[tuple[Replica, str], np.ndarray]:
+        """The share of each endpoint, from the slot that is given for it."""
         return {
-            (replica, name): np.array(self._share(bank, replica, name))
-            for replica, bank in banks.items()
+            (replica, name): np.array(self._share(slot, replica, name))
+            for replica, slot in slots.items()
             for name in self._layout.cells
             if name in self._layout.endpoints[replica].carried
         }
 
-    def read(self, bank: int) -> dict[str, np.ndarray]:
-        """All arrays of a bank, by name."""
+    def read(self, slot: int) -> dict[str, np.ndarray]:
+        """All arrays of a slot, by name."""
         layout = self._layout
         return {
             name: self._memory.array(
                 first, layout.cells[name].rows(layout.rows), layout.cells[name].dtype
             )
-            for name, first in layout.kept[bank].items()
+            for name, first in layout.kept[slot].items()
         }
 
-    def ticks(self, bank: int) -> dict[Replica, int]:
-        """The tick before which each endpoint wrote its share of a bank; -1 if there is none."""
-        return {r: self._marks[self._mark(bank, r)] - 1 for r in self._endpoints}
+    def ticks(self, slot: int) -> dict[Replica, int]:
+        """The tick before which each endpoint wrote its share of a slot; -1 if there is none."""
+        return {r: self._marks[self._mark(slot, r)] - 1 for r in self._endpoints}
 
-    def _mark(self, bank: int, replica: Replica) -> int:
-        return bank * len(self._endpoints) + self._endpoints.index(replica)
+    def _mark(self, slot: int, replica: Replica) -> int:
+        return slot * len(self._endpoints) + self._endpoints.index(replica)
 
-    def _share(self, bank: int, replica: Replica, name: str) -> np.ndarray:
+    def _share(self, slot: int, replica: Replica, name: str) -> np.ndarray:
         layout = self._layout
         cell = layout.cells[name]
-        whole = self._memory.array(layout.kept[bank][name], cell.rows(layout.rows), cell.dtype)
+        whole = self._memory.array(layout.kept[slot][name], cell.rows(layout.rows), cell.dtype)
         return whole[layout.span(replica, cell)]
 
     def show(self, replica: Replica) -> MetricsRing:
@@ -364,13 +256,13 @@ class MetricsRing:
 
     def __post_init__(self) -> None:
         self._puts, self._takes = (self.memory.words(self.first + i * LINE, 1) for i in range(2))
-        room = Room()
-        room.take(2 * LINE)
+        slots = Allocator()
+        slots.take(2 * LINE)
         for _ in range(SHOWN):
-            words = self.memory.packed(self.first + room.take((2 + MOST_LAGS) * 8), 2 + MOST_LAGS)
+            words = self.memory.packed(self.first + slots.take((2 + MOST_LAGS) * 8), 2 + MOST_LAGS)
             arrays = {}
             for spec in self.endpoint.shown:
-                place = self.first + room.take(spec.nbytes)
+                place = self.first + slots.take(spec.nbytes)
                 arrays[spec.name] = self.memory.array(place, spec.shape, spec.dtype)
             self._slots.append((words, arrays))
 
@@ -394,8 +286,8 @@ class MetricsRing:
         words[0], words[1] = tick, count
         for i in range(count):
             words[2 + i] = lags[i]
-        for name, room in arrays.items():
-            room[...] = np.asarray(metrics[name])
+        for name, x in arrays.items():
+            x[...] = np.asarray(metrics[name])
         self._puts[0] += 1
 
     def take(self) -> Iterator[tuple[int, dict[str, np.ndarray], tuple[int, ...]]]:

@@ -1,27 +1,129 @@
-"""Makes the layout of a plan's control block: the kept values and each endpoint's metrics."""
+"""The layout of a run's control block: each endpoint's kept values and metrics, by offset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+import numpy as np
 
 from shoal.planning.channel_specs import ArraySpec, make_cell
-from shoal.planning.plan import Plan
+from shoal.planning.plan import MOST_COPIED, Plan, Replica, WorkerId
 from shoal.planning.segments import Program
-from shoal.runtime.channels.shared_memory import Room
-from shoal.runtime.cluster.control_block import ControlLayout, EndpointLayout, MetricSpec
+from shoal.runtime.channels.shared_memory import LINE, Allocator
 from shoal.runtime.execution.snapshot import lagged, value_of
 from shoal.runtime.execution.worker_status import activities
 
-Programs = Mapping[str, Program]
+KEPT_SLOTS = 3  # one of them holds a tick that all endpoints kept, while others are written
+FINAL = KEPT_SLOTS  # the slot for what endpoints carry when they end
+SNAP, START = KEPT_SLOTS + 1, KEPT_SLOTS + 2  # the slots for snapshots and for the start state
+SHOWN = 32  # ticks of metrics that wait for the driver
+MOST_LAGS = 1024  # lags of one endpoint in a tick
+NOTE = 256  # bytes for the text that says what a scheduler waits for
+T = TypeVar("T")
 
 
-def make_control_layout(plan: Plan, programs: Programs, room: Room) -> ControlLayout:
-    """The control block layout of a plan, for all workers that the run may have."""
+@dataclass(frozen=True)
+class MetricSpec:
+    """The name, shape and dtype of a metric of one endpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the metric."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class EndpointLayout:
+    """One endpoint: its replica, its scheduler, what it carries, and its metrics."""
+
+    replica: Replica
+    scheduler: int
+    ends: int  # of its fragment, which share the rows of each value
+    carried: frozenset[str]
+    shown: tuple[MetricSpec, ...]
+
+    @property
+    def ring_size(self) -> int:
+        """Bytes of its metrics ring: two counts; for each slot a tick, its lags and its metrics."""
+        arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in self.shown)
+        return 2 * LINE + SHOWN * ((2 + MOST_LAGS) * 8 + LINE + arrays)
+
+
+@dataclass(frozen=True)
+class ControlLayout:
+    """The offsets of the control words, kept values and metrics of a run in shared memory."""
+
+    schedulers: tuple[WorkerId, ...]  # one waker each, and one more for the driver
+    activities: tuple[str, ...]  # stages in Python, and waits
+    cells: Mapping[str, ArraySpec]
+    rows: int
+    endpoints: Mapping[Replica, EndpointLayout]
+    words: int
+    counts: int  # four for each scheduler
+    wakers: int
+    notes: int
+    stages: int
+    spent: int
+    kept: tuple[Mapping[str, int], ...]
+    marks: int
+    in_flight: int
+    shows: Mapping[Replica, int]
+
+    def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
+        """The slices of a value that an endpoint holds."""
+        if cell.axis is None:
+            return (...,)  # type: ignore[return-value]
+        rows = self.rows // self.endpoints[replica].ends
+        return (*(slice(None),) * cell.axis, slice(replica[1] * rows, (replica[1] + 1) * rows))
+
+    def replicas(self, schedulers: Collection[int]) -> list[Replica]:
+        """The endpoints of some schedulers."""
+        return [r for r, endpoint in self.endpoints.items() if endpoint.scheduler in schedulers]
+
+    def by_end(self, of: Sequence[T]) -> dict[str, list[T]]:
+        """For each fragment, what is given for the scheduler of each of its endpoints."""
+        found: dict[str, list[T]] = {}
+        for (fragment, _), endpoint in self.endpoints.items():
+            found.setdefault(fragment, []).append(of[endpoint.scheduler])
+        return found
+
+
+def make_control_layout(
+    plan: Plan, programs: Mapping[str, Program], memory: Allocator
+) -> ControlLayout:
+    """Allocate the control block of a plan, for all workers that the run may have."""
+    take, rows = memory.take, plan.graph.envs
     schedulers = tuple((f, w) for f in programs for w in range(plan.workers(f)))
     stages = dict.fromkeys(stage.stage for stage in plan.graph.stages if stage.host)
     timed = activities(stages, [channel.name for channel in plan.channels])
-    endpoints = tuple(_endpoints(plan, programs))
-    return ControlLayout.plan(schedulers, _cells(plan), plan.graph.envs, endpoints, timed, room)
+    cells = _cells(plan)
+    sizes = {name: prod(c.rows(rows)) * np.dtype(c.dtype).itemsize for name, c in cells.items()}
+    slots = range(START + 1) if sum(sizes.values()) <= MOST_COPIED else range(FINAL, START + 1)
+    endpoints = {e.replica: e for e in _endpoints(plan, programs, schedulers)}
+    count = len(schedulers)
+    return ControlLayout(
+        schedulers, timed, cells, rows, endpoints,
+        words=take(5 * LINE),
+        counts=take(4 * count * LINE),
+        wakers=take((count + 1) * LINE),
+        notes=take(count * NOTE),
+        stages=take(3 * count * LINE),
+        spent=take(count * len(timed) * 8),
+        kept=tuple(
+            {name: take(size) for name, size in sizes.items()} if slot in slots else {}
+            for slot in range(START + 1)
+        ),
+        marks=take(len(endpoints) * (START + 1) * 8),
+        in_flight=take((START + 1) * 8),
+        shows={replica: take(endpoint.ring_size) for replica, endpoint in endpoints.items()},
+    )  # fmt: skip
 
 
 def _cells(plan: Plan) -> dict[str, ArraySpec]:
@@ -33,7 +135,9 @@ def _cells(plan: Plan) -> dict[str, ArraySpec]:
     return found
 
 
-def _endpoints(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
+def _endpoints(
+    plan: Plan, programs: Mapping[str, Program], schedulers: Sequence[WorkerId]
+) -> Iterator[EndpointLayout]:
     values = plan.graph.values
     for fragment, program in programs.items():
         ends = plan.ends(fragment)
@@ -42,8 +146,10 @@ def _endpoints(plan: Plan, programs: Programs) -> Iterator[EndpointLayout]:
             MetricSpec(name, make_cell(values[v]).rows(rows), values[v].dtype)
             for name, v in program.metrics
         )
-        lines = [line for line in lagged(plan) if line.writer == fragment]
         carried = frozenset(before for before, _ in program.carry)
-        carried |= {name for line in lines for name in line.past_names}
-        for end in range(ends):
-            yield EndpointLayout((fragment, end), ends, carried, shown)
+        for line in lagged(plan):
+            carried |= frozenset(line.past_names if line.writer == fragment else ())
+        for worker in range(plan.workers(fragment)):
+            number = schedulers.index((fragment, worker))
+            for end in plan.ends_of(fragment, worker):
+                yield EndpointLayout((fragment, end), number, ends, carried, shown)

@@ -11,7 +11,7 @@ from shoal.errors import ShoalError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
-from shoal.runtime.channels.shared_memory import Room
+from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster import supervisor as sv
@@ -60,15 +60,15 @@ class ProcessRun:
         held = _by_host(present, names)
         roaming = [f.name for f in elastic if hosts.grows]
         near, far = divide(make_channel_specs(plan), self._assignment.worker_map, roaming)
-        room = Room()
-        rings = Rings.plan(near, room)
-        layout = make_control_layout(plan, by_name, room)
+        memory = Allocator()
+        rings = Rings.plan(near, memory)
+        layout = make_control_layout(plan, by_name, memory)
         workers = make_workers(plan, worker_ids, rings, restart_policy.restarts)
         wanted = {f.name: f.most if hosts.grows else plan.starting(f.name) for f in elastic}
         self._state = State(workers, present, wanted)
         self._hosts = WorkerHosts(hosts, list(held.values()))
         try:
-            listeners = hosts.open(layout, room.size, _wanted(plan, held, is_far=bool(far)))
+            listeners = hosts.open(layout, memory.size, _wanted(plan, held, is_far=bool(far)))
             loose = optional_groups(workers)
             optional = frozenset().union(*loose)
             hosts.optional |= {i for i, own in enumerate(held.values()) if {*own} <= optional}
@@ -98,7 +98,9 @@ class ProcessRun:
         self._ask()
         specs = [[self._specs[number] for number in held] for held in self._hosts.held]
         try:
-            self._hosts.run([lambda host, own=own: host.start(own, given, ticks) for own in specs])
+            self._hosts.agents.run(
+                [lambda host, own=own: host.start(own, given, ticks) for own in specs]
+            )
         except BaseException:
             self.close()  # the workers that have started would wait for the others forever
             raise
@@ -112,14 +114,14 @@ class ProcessRun:
             self._raise(self._failure)
         if self._limit.is_stopping and not self._stopped:
             self._stopped = True
-            started = max(self._hosts.each(HostAgent.hold))
-            self._hosts.each(lambda host: host.stop_at(started))
+            started = self._hold()
+            self._hosts.each(lambda host: host.control.stop_at(started))
         self._ask()
         return self._receive(seconds) or self._failure is not None
 
     def _raise(self, failure: ShoalError) -> Never:
         """Raise a failure that carries the newest state after which no tick is missing."""
-        self._hosts.end(STOP_GRACE_S)
+        self._hosts.agents.end(STOP_GRACE_S)
         good = self.good(self._collector.next_tick)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
             setattr(failure, name, x)
@@ -131,14 +133,18 @@ class ProcessRun:
             # For workers that restart, the state that they kept is used.
             there = self._state.present - self._state.restarting
             self._asked, self._awaited = self._limit.asked.number, self._endpoints(there)
-            tick = max(self._limit.asked.tick, *self._hosts.each(HostAgent.hold))
-            self._hosts.each(lambda host: host.snap_at(tick))
+            tick = max(self._limit.asked.tick, self._hold())
+            self._hosts.each(lambda host: host.control.snap_at(tick))
+
+    def _hold(self) -> int:
+        """Pause all workers; the number of ticks started so far."""
+        return max(self._hosts.each(lambda host: host.control.hold()))
 
     def _receive(self, seconds: float) -> bool:
         """Receive events from all hosts and handle them; whether workers are still running."""
         share = seconds / len(self._hosts.held)
         receive: Command[Any] = lambda host: host.receive(share)  # noqa: E731
-        events_of_hosts = self._hosts.run([receive] * len(self._hosts.held))
+        events_of_hosts = self._hosts.agents.run([receive] * len(self._hosts.held))
         now, events = time.monotonic(), list[Event]()
         for index, one in enumerate(events_of_hosts):
             if one is None:
@@ -152,7 +158,7 @@ class ProcessRun:
             events += [sv.WorkersResumed(frozenset(one.back), now)] if one.back else []
         self._handle(*events, *map(sv.GroupReady, self._restarter.ready()), sv.TimePassed(now))
         if self._state.is_over:
-            self._hosts.each(HostAgent.halt)
+            self._hosts.each(lambda host: host.control.halt())
         return any(one.running for one in events_of_hosts if one is not None)
 
     def _handle(self, *events: Event) -> None:
@@ -183,7 +189,7 @@ class ProcessRun:
                 self._awaited -= self._endpoints([number])
                 self._restarter.release(self._state.workers.groups[number])
                 self._hosts.remove(number)
-            case sv.Say(line):
+            case sv.LogLine(line):
                 self._restart_policy.say(line)
             case sv.GiveUp(exit):
                 self._failure = self._failure or exit.error
@@ -226,14 +232,14 @@ class ProcessRun:
 
     def final(self) -> Snapshot:
         """The state that all endpoints reached together, or the newest that they all kept."""
-        self._hosts.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
+        self._hosts.agents.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
         return self._kept.final()
 
     def close(self) -> None:
         """End all workers and release everything."""
         self._handle(sv.RunClosed())
         self._restarter.close()
-        self._hosts.close()
+        self._hosts.agents.close()
 
 
 def optional_groups(workers: Workers) -> tuple[frozenset[int], ...]:

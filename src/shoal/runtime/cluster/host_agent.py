@@ -18,14 +18,8 @@ from shoal.runtime.channels.channel import take_back
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.channels.traffic import Sent, total
-from shoal.runtime.cluster.control_block import (
-    FINAL,
-    MANY,
-    SNAP,
-    START,
-    ControlBlock,
-    ControlLayout,
-)
+from shoal.runtime.cluster.control_block import MANY, ControlBlock
+from shoal.runtime.cluster.control_layout import FINAL, SNAP, START, ControlLayout
 from shoal.runtime.cluster.launching import (
     WorkerExit,
     WorkerProcess,
@@ -80,8 +74,8 @@ class HostAgent:
 
     def __init__(self, layout: ControlLayout, size: int) -> None:
         self._layout, self._memory = layout, Memory.make(size)
-        self._control = ControlBlock(layout, self._memory)
-        self._waker = self._control.driver_waker
+        self.control = ControlBlock(layout, self._memory)
+        self._waker = self.control.driver_waker
         self._host, self._listeners = LOOPBACK, list[socket.socket]()
         self._late_listeners: dict[int, socket.socket] = {}  # listeners of workers that start later
         self._workers: dict[int, WorkerProcess] = {}
@@ -103,10 +97,10 @@ class HostAgent:
     ) -> None:
         """Start workers from their first carried state, to run until `ticks`."""
         join_fences()
-        for name, x in self._control.read(START).items():
+        for name, x in self.control.read(START).items():
             if name in given:
                 x[...] = given[name]
-        self._control.begin(ticks)
+        self.control.begin(ticks)
         cores = share_cores(specs)
         listeners = self._listeners or [None] * len(specs)
         try:
@@ -138,65 +132,56 @@ class HostAgent:
     def _back(self) -> Iterator[int]:
         for number, ticks in list(self._awaited.items()):
             if all(
-                self._control.completed(scheduler) > before for scheduler, before in ticks.items()
+                self.control.completed(scheduler) > before for scheduler, before in ticks.items()
             ):
                 del self._awaited[number]
                 yield number
 
     def end(self, spec: ProcessSpec, note: str) -> Kept:
-        """Kill a worker if it is alive; the tick of its endpoints in each bank."""
+        """Kill a worker if it is alive; the tick of its endpoints in each slot."""
         if spec.number in self._workers:
             exit = self._exit(spec.number)
             grace = CLOSE_GRACE_S if exit and not exit.kind else 0.0
             self._workers[spec.number].close(time.monotonic() + grace)
             self._known.add(spec.number)
-        for worker_id in spec.worker_ids:
-            self._control.note(self._layout.schedulers.index(worker_id), note)
-        every = {bank: self._control.ticks(bank) for bank in range(SNAP + 1)}
-        return {bank: {e: ticks[e] for e in self._ends(spec)} for bank, ticks in every.items()}
+        for scheduler in spec.schedulers:
+            self.control.note(scheduler, note)
+        every = {slot: self.control.ticks(slot) for slot in range(SNAP + 1)}
+        return {slot: {e: ticks[e] for e in spec.replicas} for slot, ticks in every.items()}
 
-    def drop_in_flight(self, spec: ProcessSpec, together: Sequence[Group], rings: Rings) -> None:
+    def drop_in_flight(self, together: Sequence[Group], rings: Rings) -> None:
         """Drop the in-flight messages of these endpoints; no reader here waits for them."""
         states = [channel.state for channel in rings.open(self._memory).values()]
         for group in together:
-            fragment, end = group[0]
-            lost = take_back(states, {f for f, _ in group}, end)
-            self._control.add_dropped(spec.ends[fragment][end], lost)
+            lost = take_back(states, {fragment for fragment, _ in group}, group[0][1])
+            self.control.add_dropped(self._layout.endpoints[group[0]].scheduler, lost)
         for scheduler in range(len(self._layout.schedulers)):
-            self._control.waker(scheduler).notify()
+            self.control.waker(scheduler).notify()
 
     def left(self, spec: ProcessSpec, newest: Mapping[Replica, int]) -> Left:
-        """What a worker's endpoints kept, from the bank that is given for each.
+        """What a worker's endpoints kept, from the slot that is given for each.
 
         State that they kept later is dropped: it would be mistaken for the restarted worker's.
         """
-        kept = {bank: self._control.ticks(bank) for bank in range(SNAP + 1)}
-        mine = [end for end in self._ends(spec) if end in newest]
+        kept = {slot: self.control.ticks(slot) for slot in range(SNAP + 1)}
+        mine = [end for end in spec.replicas if end in newest]
         ticks = {end: kept[newest[end]][end] for end in mine}
-        shares = self._control.shares({end: newest[end] for end in mine})
-        for end in self._ends(spec):
-            for bank in kept:
-                if kept[bank][end] > ticks.get(end, -1):
-                    self._control.forget(bank, end)
-        snapped = self._control.ticks(SNAP)
+        shares = self.control.shares({end: newest[end] for end in mine})
+        for end in spec.replicas:
+            for slot in kept:
+                if kept[slot][end] > ticks.get(end, -1):
+                    self.control.forget(slot, end)
+        snapped = self.control.ticks(SNAP)
         for end in mine:
             if snapped[end] < 0:  # a requested snapshot needn't wait for the restarted worker
                 own = {name: x for (of, name), x in shares.items() if of == end}
-                self._control.write(SNAP, end, ticks[end], own)
+                self.control.write(SNAP, end, ticks[end], own)
         return Left(ticks, shares)
 
     def listen_for(self, number: int) -> Address:
         """Open a listener for a worker that starts later; its address."""
         self._late_listeners[number] = listen(self._host)
         return self._late_listeners[number].getsockname()[:2]
-
-    def in_flight(self) -> list[int]:
-        """The number of ticks in flight when their reader wrote to each bank."""
-        return self._control.in_flight()
-
-    def losses(self) -> list[int]:
-        """The number of dropped ticks of each scheduler, as far as this host knows."""
-        return self._control.losses()
 
     def replace(
         self, spec: ProcessSpec, given: Shares, ticks: Mapping[Replica, int], rejoin: Rejoin
@@ -206,18 +191,17 @@ class HostAgent:
         cores = self._cores.setdefault(spec.number, (own[spec.number % len(own)],))
         self._show(spec)
         for (replica, name), x in given.items():
-            self._control.hold_ready(replica, name, x)
-        for end in self._ends(spec):
-            self._control.forget(FINAL, end)
-        marks = [self._control.ticks(SNAP)[end] >= 0 for end in self._ends(spec)]
-        snapped = self._control.asked.number - (not all(marks))
-        schedulers = [self._layout.schedulers.index(worker_id) for worker_id in spec.worker_ids]
+            self.control.hold_ready(replica, name, x)
+        for end in spec.replicas:
+            self.control.forget(FINAL, end)
+        marks = [self.control.ticks(SNAP)[end] >= 0 for end in spec.replicas]
+        snapped = self.control.asked.number - (not all(marks))
         self._awaited[spec.number] = {
-            scheduler: self._control.completed(scheduler) for scheduler in schedulers
+            scheduler: self.control.completed(scheduler) for scheduler in spec.schedulers
         }
-        for scheduler in schedulers:
-            self._control.note(scheduler, "")
-            self._control.dismiss(scheduler, 0)
+        for scheduler in spec.schedulers:
+            self.control.note(scheduler, "")
+            self.control.dismiss(scheduler, 0)
         again = {
             "ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped,
             "incarnation": rejoin.incarnation, "members": list(rejoin.members.items()),
@@ -228,20 +212,14 @@ class HostAgent:
 
     def dismiss(self, spec: ProcessSpec) -> None:
         """Stop an asynchronous worker after its current tick."""
-        for worker_id in spec.worker_ids:
-            self._control.dismiss(self._layout.schedulers.index(worker_id))
+        for scheduler in spec.schedulers:
+            self.control.dismiss(scheduler)
 
     def _show(self, spec: ProcessSpec) -> None:
         """Open the metrics rings of a worker's endpoints."""
-        for end in self._ends(spec):
+        for end in spec.replicas:
             if end not in self._shows:
-                self._shows[end] = self._control.show(end)
-
-    def _ends(self, spec: ProcessSpec) -> list[Replica]:
-        """The endpoints that a worker holds."""
-        schedulers = {self._layout.schedulers.index(worker_id) for worker_id in spec.worker_ids}
-        ends = [(f, e, scheduler) for f, of in spec.ends.items() for e, scheduler in enumerate(of)]
-        return [(fragment, end) for fragment, end, scheduler in ends if scheduler in schedulers]
+                self._shows[end] = self.control.show(end)
 
     def _is_new(self) -> bool:
         return self._has_ended() or any(s.is_new() for s in self._shows.values())
@@ -257,7 +235,7 @@ class HostAgent:
     def _doing(self, number: int) -> str:
         """The stage in Python that a worker is in and its tick, as text."""
         for worker_id in self._workers[number].worker_ids:
-            status = self._control.status(self._layout.schedulers.index(worker_id), 0)
+            status = self.control.status(self._layout.schedulers.index(worker_id), 0)
             if status.stage:
                 return f"stage `{status.stage}` at tick {status.stage_tick}"
         return ""
@@ -271,7 +249,7 @@ class HostAgent:
         """The status of each worker."""
         running = [w for n, w in self._workers.items() if n not in self._known]
         return {
-            name_of((worker_id,)): self._control.status(
+            name_of((worker_id,)): self.control.status(
                 self._layout.schedulers.index(worker_id), one.process.pid
             )
             for one in running
@@ -284,34 +262,18 @@ class HostAgent:
         if not worker.exit:
             worker.kill(lost(worker.name, what, fix))
 
-    def hold(self) -> int:
-        """Pause all schedulers; the number of ticks started so far."""
-        return self._control.hold()
-
-    def stop_at(self, tick: int) -> None:
-        """Stop before `tick`, and resume the schedulers until then."""
-        self._control.stop_at(tick)
-
-    def snap_at(self, tick: int) -> None:
-        """Request a snapshot before `tick`, and resume the schedulers."""
-        self._control.snap_at(tick)
-
-    def halt(self) -> None:
-        """End every wait: all schedulers stop."""
-        self._control.halt()
-
     def kept(self) -> Kept:
-        """The tick of each endpoint of this host in each bank."""
+        """The tick of each endpoint of this host in each slot."""
         return {
-            bank: {r: t for r, t in self._control.ticks(bank).items() if r in self._shows}
-            for bank in range(SNAP + 1)
+            slot: {r: t for r, t in self.control.ticks(slot).items() if r in self._shows}
+            for slot in range(SNAP + 1)
         }
 
-    def shares(self, banks: Mapping[Replica, int]) -> Shares:
-        """What endpoints of this host kept, from the bank that is given for each."""
-        kept = {r: bank for r, bank in banks.items() if r in self._shows}
-        kept = {r: bank for r, bank in kept.items() if self._control.ticks(bank)[r] >= 0}
-        return self._control.shares(kept)
+    def shares(self, slots: Mapping[Replica, int]) -> Shares:
+        """What endpoints of this host kept, from the slot that is given for each."""
+        kept = {r: slot for r, slot in slots.items() if r in self._shows}
+        kept = {r: slot for r, slot in kept.items() if self.control.ticks(slot)[r] >= 0}
+        return self.control.shares(kept)
 
     def sent(self) -> dict[str, Sent]:
         """What ended workers of this host have sent to other hosts, by channel."""
@@ -321,7 +283,7 @@ class HostAgent:
 
     def close(self, grace: float = CLOSE_GRACE_S) -> None:
         """End all workers and the processes that they started; kill them after a grace period."""
-        self._control.halt()
+        self.control.halt()
         until = time.monotonic() + grace
         for number, worker in self._workers.items():
             worker.close(until, self._doing(number))

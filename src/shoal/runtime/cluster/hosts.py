@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.host_agent import STOP_GRACE_S, HostAgent, Listeners
 from shoal.runtime.cluster.machine import check_memory
 
@@ -63,37 +63,33 @@ class WorkerHosts:
     """Maps the workers of a run to host agents, and sends commands to the host agents."""
 
     def __init__(self, hosts: Hosts, held: Sequence[Sequence[int]]) -> None:
-        self._hosts, self._held = hosts, [list(numbers) for numbers in held]
+        self.agents, self._held = hosts, [list(numbers) for numbers in held]
 
     @property
     def held(self) -> tuple[tuple[int, ...], ...]:
         """The workers of each host agent."""
         return tuple(tuple(numbers) for numbers in self._held)
 
-    def run(self, commands: Sequence[Command[T]]) -> list[T | None]:
-        """Run a command on each host agent; None for those that are lost."""
-        return self._hosts.run(commands)
-
     def each(self, command: Command[T]) -> list[T]:
         """Run one command on all host agents; the results of those that are alive."""
-        return [x for x in self._hosts.run([command] * len(self._held)) if x is not None]
+        return [x for x in self.agents.run([command] * len(self._held)) if x is not None]
 
     def of(self, number: int, command: Command[T]) -> T:
         """Run a command on the host agent of a worker; its result."""
-        return self._hosts.one(self._index(number), command)
+        return self.agents.one(self._index(number), command)
 
     def _index(self, number: int) -> int:
         return next(i for i, held in enumerate(self._held) if number in held)
 
     def place(self, number: int, host: str, given: Mapping[str, np.ndarray], ticks: int) -> bool:
         """Place a worker on that host or another; False if no host has room."""
-        index = self._hosts.add(host)
+        index = self.agents.add(host)
         if index is None:
             return False
         if index == len(self._held):
             self._held.append([])
-            self._hosts.one(index, lambda one: one.start([], given, ticks))
-            self._hosts.optional.add(index)
+            self.agents.one(index, lambda one: one.start([], given, ticks))
+            self.agents.optional.add(index)
         for held in self._held:
             held[:] = [n for n in held if n != number]
         self._held[index].append(number)
@@ -101,20 +97,12 @@ class WorkerHosts:
 
     def remove(self, number: int) -> None:
         """Release the room of a worker that has ended."""
-        self._hosts.drop(self._index(number))
+        self.agents.drop(self._index(number))
 
     def lose(self, index: int) -> tuple[int, ...]:
         """Remove a lost host; the workers that it had."""
         lost, self._held[index] = tuple(self._held[index]), []
         return lost
-
-    def end(self, grace: float) -> None:
-        """End all workers, and kill them after a grace period; what they kept can still be read."""
-        self._hosts.end(grace)
-
-    def close(self) -> None:
-        """Release all resources, also after a failure."""
-        self._hosts.close()
 
 
 class LocalHosts:
@@ -153,7 +141,7 @@ class LocalHosts:
     def end(self, grace: float) -> None:
         """End all workers."""
         for one in self._host_agents:
-            one.halt()
+            one.control.halt()
         for one in self._host_agents:
             one.close(grace)
 

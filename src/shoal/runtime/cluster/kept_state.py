@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.restart_groups import Kept, groups, newest_together
-from shoal.runtime.cluster.control_block import BANKS, FINAL, SNAP, ControlLayout
+from shoal.runtime.cluster.control_layout import FINAL, KEPT_SLOTS, SNAP, ControlLayout
 from shoal.runtime.cluster.host_agent import HostAgent
 from shoal.runtime.cluster.hosts import WorkerHosts
 from shoal.runtime.execution.compiled_executor import raw, wrapped
@@ -17,7 +17,7 @@ from shoal.runtime.execution.snapshot import Snapshot, check_complete
 
 
 class KeptState:
-    """The states that the endpoints of a run have kept in the banks of their control blocks."""
+    """The states that the endpoints of a run have kept in the slots of their control blocks."""
 
     def __init__(
         self, plan: Plan, layout: ControlLayout, start: Snapshot, hosts: WorkerHosts
@@ -29,48 +29,48 @@ class KeptState:
         """The requested snapshot, once these endpoints have written their part."""
         ticks = self._ticks()[SNAP]
         if all(ticks[end] >= 0 for end in awaited):
-            yield self._whole(self._banks(SNAP), ticks[self._counted[0]])
+            yield self._whole(self._slots(SNAP), ticks[self._counted[0]])
 
     def final(self) -> Snapshot:
         """The state that all endpoints reached together, or the newest that they all kept."""
         ended = self._ticks()[FINAL]
         counted = {ended[r] for r in self._counted}
         if len(counted) == 1 and min(counted) >= 0:
-            return self._whole(self._banks(FINAL), counted.pop())
+            return self._whole(self._slots(FINAL), counted.pop())
         good = self.good(min((t for t in counted if t >= 0), default=2**62))
         return check_complete(good, self._plan.graph.inputs)
 
     def good(self, tick: int) -> Snapshot:
         """The newest state that all endpoints kept at or before `tick`."""
         kept = self._ticks()
-        ticks = [{kept[bank][r] for r in self._counted} for bank in range(BANKS)]
+        ticks = [{kept[slot][r] for r in self._counted} for slot in range(KEPT_SLOTS)]
         usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
-        usable = {t: bank for t, bank in usable.items() if t <= tick}
+        usable = {t: slot for t, slot in usable.items() if t <= tick}
         if not usable:
             return self._start
         best = max(usable)
-        return self._whole(self._banks(usable[best]), best)
+        return self._whole(self._slots(usable[best]), best)
 
     def _ticks(self) -> Kept:
-        """The tick of each endpoint in each bank, over all hosts."""
-        found: Kept = {bank: dict.fromkeys(self._layout.endpoints, -1) for bank in range(SNAP + 1)}
+        """The tick of each endpoint in each slot, over all hosts."""
+        found: Kept = {slot: dict.fromkeys(self._layout.endpoints, -1) for slot in range(SNAP + 1)}
         for kept in self._hosts.each(HostAgent.kept):
-            for bank, ticks in kept.items():
-                found[bank] |= ticks
+            for slot, ticks in kept.items():
+                found[slot] |= ticks
         return found
 
-    def _banks(self, bank: int) -> dict[Replica, int]:
-        """The bank to read for each endpoint; asynchronous ones may need their newest instead.
+    def _slots(self, slot: int) -> dict[Replica, int]:
+        """The slot to read for each endpoint; asynchronous ones may need their newest instead.
 
         Endpoints in lockstep must have kept it before the same tick. A replica that has left has
         kept its last state.
         """
         kept, together = self._ticks(), groups(self._plan)
         newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
-        mine = newest_together({bank: kept[bank]} if bank >= FINAL else {}, together)
-        return newest | mine | dict.fromkeys(self._counted, bank)
+        mine = newest_together({slot: kept[slot]} if slot >= FINAL else {}, together)
+        return newest | mine | dict.fromkeys(self._counted, slot)
 
-    def _whole(self, banks: Mapping[Replica, int], tick: int) -> Snapshot:
+    def _whole(self, slots: Mapping[Replica, int], tick: int) -> Snapshot:
         """The snapshot of all shares; a value that no endpoint kept is taken from the start."""
         cells, inputs = self._layout.cells, self._plan.graph.inputs
         given = {**self._start.past, **self._start.values}
@@ -79,7 +79,7 @@ class KeptState:
             else np.zeros(cell.rows(self._layout.rows), cell.dtype)
             for name, cell in cells.items()
         }  # fmt: skip
-        for shares in self._hosts.each(lambda host: host.shares(banks)):
+        for shares in self._hosts.each(lambda host: host.shares(slots)):
             for (replica, name), x in shares.items():
                 found[name][self._layout.span(replica, cells[name])] = x
         as_jax = {
@@ -87,7 +87,9 @@ class KeptState:
             for name, x in found.items()
         }
         past = {name: x for name, x in as_jax.items() if name not in inputs}
-        bank = banks[self._counted[0]]
-        in_flight = max(counts[bank] for counts in self._hosts.each(HostAgent.in_flight))
+        slot = slots[self._counted[0]]
+        in_flight = max(
+            counts[slot] for counts in self._hosts.each(lambda host: host.control.in_flight())
+        )
         values = {name: as_jax[name] for name in inputs}
         return Snapshot(tick, values, past, in_flight=in_flight)

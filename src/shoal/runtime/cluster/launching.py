@@ -23,7 +23,7 @@ from shoal.planning.plan import WorkerId
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.cluster.machine import oom_kills
 from shoal.runtime.cluster.worker_config import ProcessSpec
-from shoal.runtime.logs import Say, listener
+from shoal.runtime.logs import Log, listener
 
 OUTPUT_GRACE_S = 1.0  # for output to arrive after an exit: a forked process may hold the pipe
 LINES_A_SECOND = 1000  # of output that are relayed per worker; more blocks the worker
@@ -192,7 +192,7 @@ def _send(fd: int, first: Mapping[str, Any], config: bytes) -> None:
         pipe.write(json.dumps(first).encode() + b"\n" + config)
 
 
-def relay(worker: WorkerProcess, say: Say) -> None:
+def relay(worker: WorkerProcess, say: Log) -> None:
     """Relay a worker's output line by line, at a limited rate, until it has ended."""
     assert worker.process.stdout is not None
     with worker.process.stdout as pipe:

@@ -26,7 +26,7 @@ from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
 from shoal.runtime.cluster.assignment import ProcessAssignment
-from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.driver import ProcessRun
 from shoal.runtime.cluster.host_agent import STOP_GRACE_S, HostAgent, Listeners
 from shoal.runtime.cluster.hosts import Command, T, Wanted
@@ -324,7 +324,9 @@ class RayHosts:
 
     def end(self, grace: float) -> None:
         """End all workers of the agents that are alive."""
-        commands: list[Command[None]] = [HostAgent.halt, lambda agent: agent.close(grace)]
+        commands: list[Command[None]] = [
+            lambda agent: agent.control.halt(), lambda agent: agent.close(grace)
+        ]  # fmt: skip
         for command in commands:
             there = [i for i in range(len(self._actors)) if i not in self._gone]
             for i, call in [(i, self._actors[i].run.remote(command)) for i in there]:

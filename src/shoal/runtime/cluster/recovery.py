@@ -11,7 +11,7 @@ from shoal.errors import LostError, PlaceError, ShoalError
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.runtime.execution.snapshot import Snapshot
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure, recent
 from shoal.runtime.run import (
     BACKENDS,
@@ -45,7 +45,7 @@ class RecoveryPolicy:
     fresh: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
     replaced: Callable[[WorkerFailure], None] = lambda loss: None
     replaces: int | None = None
-    say: Say = lambda line: None  # reports events of replicas
+    say: Log = lambda line: None  # reports events of replicas
     dropped: Callable[[int], None] = lambda turns: None  # gets the ticks in flight
 
     def run(

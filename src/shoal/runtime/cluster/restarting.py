@@ -13,7 +13,7 @@ from shoal.errors import LostError
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.host_agent import Left, Rejoin, Shares
 from shoal.runtime.cluster.hosts import WorkerHosts
 from shoal.runtime.cluster.launching import name_of
@@ -92,16 +92,15 @@ class GroupRestarter:
 
     def release(self, group: Group, note: str = "") -> Left:
         """End a group and drop its in-flight messages; the newest state that all of it kept."""
-        held = {(f, end) for n in group for f, w in self._specs[n].worker_ids
-                for end in self._plan.ends_of(f, w)}  # fmt: skip
+        held = {end for n in group for end in self._specs[n].replicas}
         together = [some for some in groups(self._plan) if held.issuperset(some)]
         kept: Kept = {}
         for n in group:
             spec, ended = self._specs[n], self._hosts.of
-            for bank, ticks in ended(n, lambda host, spec=spec: host.end(spec, note)).items():
-                kept[bank] = kept.get(bank, {}) | ticks
+            for slot, ticks in ended(n, lambda host, spec=spec: host.end(spec, note)).items():
+                kept[slot] = kept.get(slot, {}) | ticks
         for n in group:
-            clear = self._specs[n], together, self._rings
+            clear = together, self._rings
             self._hosts.of(n, lambda host, clear=clear: host.drop_in_flight(*clear))
         newest = newest_together(kept, together)
         every = [
@@ -131,9 +130,8 @@ class GroupRestarter:
         rejoin = Rejoin(incarnation, addresses)
         for n in group:
             spec = self._specs[n]
-            held = {(f, end) for f, w in spec.worker_ids for end in self._plan.ends_of(f, w)}
-            mine = {(end, name): x for (end, name), x in shares.items() if end in held}
-            ticks = {end: tick for end, tick in left.ticks.items() if end in held}
+            mine = {(end, name): x for (end, name), x in shares.items() if end in spec.replicas}
+            ticks = {end: tick for end, tick in left.ticks.items() if end in spec.replicas}
             given = spec, mine, ticks, rejoin
             self._hosts.of(n, lambda host, given=given: host.replace(*given))
 
@@ -171,19 +169,9 @@ class GroupRestarter:
 
     def _lost(self, group: Group) -> int:
         """The number of messages lost with a group so far; other hosts may count more later."""
-        schedulers = [
-            self._layout.schedulers.index(worker_id)
-            for n in group
-            for worker_id in self._specs[n].worker_ids
-        ]
-        return sum(
-            found[scheduler] for found in self._hosts.each(_losses) for scheduler in schedulers
-        )
+        losses = self._hosts.each(lambda host: host.control.losses())
+        return sum(found[s] for found in losses for n in group for s in self._specs[n].schedulers)
 
     def close(self) -> None:
         """Stop preparing restarts."""
         self._pool.shutdown(cancel_futures=True)
-
-
-def _losses(host: Any) -> list[int]:
-    return host.losses()

@@ -209,8 +209,8 @@ class ReportFailure:
 
 
 @dataclass(frozen=True)
-class Say:
-    """Report a line."""
+class LogLine:
+    """Log a line."""
 
     line: str
 
@@ -223,7 +223,7 @@ class GiveUp:
 
 
 Starting = EndGroup | StartGroup | PlaceWorker
-Reporting = ReportFailure | Say | GiveUp
+Reporting = ReportFailure | LogLine | GiveUp
 Action = Starting | StopWorker | RemoveWorker | Reporting
 Step = tuple[State, list[Action]]
 
@@ -375,13 +375,13 @@ def _scaled(state: State, counts: Mapping[str, int]) -> Step:
     lines, wanted = list[Action](), dict(state.wanted)
     for name, count in counts.items():
         if name not in state.workers.bounds:
-            lines.append(Say(f"`{name}` has a fixed number of replicas: ignored"))
+            lines.append(LogLine(f"`{name}` has a fixed number of replicas: ignored"))
             continue
         least, most = state.workers.bounds[name]
         within = min(max(count, least), most)
         if wanted[name] != within:
             wanted[name] = within
-            lines.append(Say(f"{name}: scaling to {within} replicas"))
+            lines.append(LogLine(f"{name}: scaling to {within} replicas"))
     return replace(state, wanted=wanted), lines
 
 
@@ -426,7 +426,7 @@ def _settle(state: State, group: Group, seconds: float | None = None) -> Step:
     if pending.exit is not None:
         return state, [ReportFailure(group, pending.exit, seconds)]
     names = "+".join(state.workers.names[n] for n in group)
-    return state, [Say(f"worker {names} has {'started' if seconds else 'not started'}")]
+    return state, [LogLine(f"worker {names} has {'started' if seconds else 'not started'}")]
 
 
 def _settle_all(state: State) -> Step:

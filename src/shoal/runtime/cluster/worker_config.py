@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.planning.plan import WorkerId
+from shoal.planning.plan import Replica, WorkerId
 from shoal.planning.policy import Serve
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.cluster.control_block import ControlLayout
+from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.snapshot import Lagged
@@ -36,7 +36,6 @@ class WorkerConfig:
     fragments: Mapping[str, ExportedFragment | FragmentSpec]  # exported if any part is compiled
     rings: Rings
     layout: ControlLayout
-    ends: Mapping[str, tuple[int, ...]]  # the scheduler of each end of each fragment
     lagged: tuple[Lagged, ...]
     first: int  # the tick that the run resumes from
     past: tuple[str, ...]  # older versions that exist, for readers that lag
@@ -56,7 +55,8 @@ class ProcessSpec:
 
     number: int
     worker_ids: tuple[WorkerId, ...]
-    ends: Mapping[str, tuple[int, ...]]  # the scheduler of each end of each fragment
+    schedulers: tuple[int, ...]
+    replicas: tuple[Replica, ...]
     alike: bool  # whether its fragment has other replicas
     on_cpu: bool  # whether it computes on CPUs
     variables: Mapping[str, str]  # environment variables

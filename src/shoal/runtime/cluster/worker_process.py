@@ -21,15 +21,13 @@ from shoal.runtime.channels.channel import Channel, Silent, Waker
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.traffic import Sent
 from shoal.runtime.cluster.control_block import (
-    BANKS,
-    FINAL,
     MANY,
-    SNAP,
-    START,
     ControlBlock,
+    MetricsRing,
     SharedLimit,
     watch_parent,
 )
+from shoal.runtime.cluster.control_layout import FINAL, KEPT_SLOTS, SNAP, START, ControlLayout
 from shoal.runtime.cluster.user_modules import Modules
 from shoal.runtime.cluster.worker_config import WorkerConfig
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
@@ -126,11 +124,11 @@ def _after_fork(report_fd: int) -> None:
 
 def _turn(
     control: ControlBlock,
-    seated: tuple[int, Scheduler, list[ReplicaRunner]],
+    own: tuple[int, Scheduler, list[ReplicaRunner]],
     failures: list[Failure],
 ) -> None:
     """Run one scheduler; at the end write its endpoints' carried state, if it is complete."""
-    number, scheduler, workers = seated
+    number, scheduler, workers = own
     try:
         scheduler.turn(SharedLimit(control, number))  # type: ignore[arg-type]
     except Stopped:
@@ -163,35 +161,37 @@ def _report_of(failure: Failure) -> dict[str, Any]:
 class _ProcessReporter:
     """Writes metrics and kept values to the control block."""
 
-    def __init__(self, control: ControlBlock, ends: Mapping[str, tuple[int, ...]]) -> None:
-        self._control, self._waker, self._ends = control, control.driver_waker, ends
-        self._shows: dict[Replica, Any] = {}
+    def __init__(self, control: ControlBlock, layout: ControlLayout) -> None:
+        self._control, self._waker = control, control.driver_waker
+        self._schedulers = {r: endpoint.scheduler for r, endpoint in layout.endpoints.items()}
+        self._shows: dict[Replica, MetricsRing] = {}
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
         """Write a tick's metrics; waits if the driver is far behind."""
-        show = self._shows.setdefault(replica, None) or self._control.show(replica)
-        self._shows[replica] = show
+        if replica not in self._shows:
+            self._shows[replica] = self._control.show(replica)
+        show = self._shows[replica]
         while show.is_full():
             self._waker.notify()
             threading.Event().wait(1e-3)
             self._control.check()
         show.put(tick, metrics, lags)
-        self._control.count_tick(self._ends[replica[0]][replica[1]])
+        self._control.count_tick(self._schedulers[replica])
         # The sleeper pays for a fence: either it sees the put, or this process sees its take.
         if show.waiting == 1 or show.waiting >= MANY:
             self._waker.notify()
 
     def enter_stage(self, replica: Replica, stage: str, tick: int) -> None:
         """Record that a replica starts a stage in Python."""
-        self._control.enter_stage(self._ends[replica[0]][replica[1]], stage, tick)
+        self._control.enter_stage(self._schedulers[replica], stage, tick)
 
     def leave_stage(self, replica: Replica) -> None:
         """Record that the stage has returned or failed."""
-        self._control.leave_stage(self._ends[replica[0]][replica[1]])
+        self._control.leave_stage(self._schedulers[replica])
 
     def keep(self, worker: ReplicaRunner) -> None:
         """Write an endpoint's carried state before a tick."""
-        leave(self._control, worker.tick // KEEP_EVERY % BANKS, worker)
+        leave(self._control, worker.tick // KEEP_EVERY % KEPT_SLOTS, worker)
 
     def snap(self, worker: ReplicaRunner) -> None:
         """Write an endpoint's part of the requested snapshot."""
@@ -199,12 +199,12 @@ class _ProcessReporter:
         self._waker.notify()
 
 
-def leave(control: ControlBlock, bank: int, worker: ReplicaRunner) -> None:
-    """Write an endpoint's carried state to a bank."""
+def leave(control: ControlBlock, slot: int, worker: ReplicaRunner) -> None:
+    """Write an endpoint's carried state to a slot."""
     values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
     if worker.in_flight is not None:
-        control.write_in_flight(bank, worker.in_flight)
-    control.write(bank, worker.replica, worker.tick, values)
+        control.write_in_flight(slot, worker.in_flight)
+    control.write(slot, worker.replica, worker.tick, values)
 
 
 def _raw(x: Any) -> Any:
@@ -230,7 +230,7 @@ class WorkerSetup:
         self._snapped = again["snapped"] if again else 0
         self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
         self._channels: dict[str, Any] = dict(config.rings.open(memory))
-        self._reporter = _ProcessReporter(control, config.ends)
+        self._reporter = _ProcessReporter(control, config.layout)
         held = control.read(START)
         past = {name: held[name] for name in config.past}
         self._start = Snapshot(config.first, held, past)
@@ -241,7 +241,7 @@ class WorkerSetup:
     def _subscribe(self) -> None:
         """Subscribe the schedulers to the channels that they read and write."""
         wakers = [self._control.waker(n) for n in range(len(self._config.layout.schedulers))]
-        of = {f: [wakers[n] for n in schedulers] for f, schedulers in self._config.ends.items()}
+        of = self._config.layout.by_end(wakers)
         for channel in self._channels.values():
             gate = channel.state.spec.gate
             channel.state.subscribe(of[gate.reader], of[gate.writer])
@@ -249,21 +249,23 @@ class WorkerSetup:
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
         """Connect to workers of other hosts, and open the channels to them."""
         config = self._config
-        own = {config.layout.schedulers.index(worker_id) for worker_id in config.worker_ids}
+        layout = config.layout
         wakers = [
-            self._control.waker(n) if n in own else Silent()
-            for n in range(len(config.layout.schedulers))
+            self._control.waker(number) if worker_id in config.worker_ids else Silent()
+            for number, worker_id in enumerate(layout.schedulers)
         ]
-        of = {f: [wakers[n] for n in schedulers] for f, schedulers in config.ends.items()}
         schedulers = {
-            at: config.ends[f][e] for f, ats in lines.ends.items() for e, at in enumerate(ats)
-        }
+            worker: layout.endpoints[fragment, end].scheduler
+            for fragment, workers in lines.ends.items() for end, worker in enumerate(workers)
+        }  # fmt: skip
 
         def lose(worker: int, turns: int) -> None:
             self._control.add_dropped(schedulers[worker], turns)
 
         check = self._control.check
-        links, channels = join_channels(lines, config.number, listener, check, lose, of)
+        links, channels = join_channels(
+            lines, config.number, listener, check, lose, layout.by_end(wakers)
+        )
         self._channels |= channels
         self._control.add_check(links.check)
         self._links, self.close = links, links.close
@@ -318,9 +320,9 @@ class WorkerSetup:
     ) -> tuple[int, Scheduler, list[ReplicaRunner]]:
         fragment, _ = worker_id
         number = self._config.layout.schedulers.index(worker_id)
-        ends = [e for e, scheduler in enumerate(self._config.ends[fragment]) if scheduler == number]
         workers = [
-            ReplicaRunner(executor, end, self._start, channels, self._reporter) for end in ends
+            ReplicaRunner(executor, end, self._start, channels, self._reporter)
+            for _, end in self._config.layout.replicas([number])
         ]
         for line in self._config.lagged:
             if line.writer == fragment:

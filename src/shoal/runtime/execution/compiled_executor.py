@@ -180,9 +180,9 @@ def _column(xs: list[Any], axis: int | None, size: int) -> Any:
 
 def aligned_copy(x: np.ndarray) -> np.ndarray:
     """An aligned copy, which XLA can use without copying it again."""
-    room = np.empty(x.nbytes + ALIGNED, np.uint8)
-    first = -room.ctypes.data % ALIGNED
-    copy = room[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
+    block = np.empty(x.nbytes + ALIGNED, np.uint8)
+    first = -block.ctypes.data % ALIGNED
+    copy = block[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
     np.copyto(copy, x)
     return copy
 

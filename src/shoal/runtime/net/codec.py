@@ -55,15 +55,15 @@ class Codec:
 
     def lent(self, values: Sequence[np.ndarray]) -> list[Any] | None:
         """Buffers of these values without a copy; None if they have to be packed."""
-        for x, room in zip(values, self.arrays, strict=True):
-            if x.dtype != room.dtype or x.shape != room.shape or not x.flags.c_contiguous:
+        for x, target in zip(values, self.arrays, strict=True):
+            if x.dtype != target.dtype or x.shape != target.shape or not x.flags.c_contiguous:
                 return None
         return None if self.is_compressed else [raw(x) for x in values]
 
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
         """Pack values; returns the buffers to send and their size in bytes."""
-        for x, room in zip(values, self.arrays, strict=True):
-            room[...] = x
+        for x, target in zip(values, self.arrays, strict=True):
+            target[...] = x
         if not self.is_compressed:
             return [self._bytes], self.length
         import lz4.block
@@ -73,7 +73,7 @@ class Codec:
             return [compressed], len(compressed)
         return [self._bytes], self.length
 
-    def room(self, length: int) -> np.ndarray:
+    def buffer(self, length: int) -> np.ndarray:
         """The buffer for a message of `length` bytes before it is unpacked."""
         return self._whole[:length]
 
@@ -173,7 +173,7 @@ class Landing:
 
     def views(self, length: int) -> list[Any]:
         """The buffers for a body of `length` bytes."""
-        return [self._codec.room(length)] if self._codec.is_compressed else self._views
+        return [self._codec.buffer(length)] if self._codec.is_compressed else self._views
 
     def settle(self, length: int) -> None:
         """Unpack a complete message to its targets."""

@@ -34,7 +34,7 @@ NOTHING = Outgoing()
 class FrameHandler(Protocol):
     """Handles the frames that arrive on a connection."""
 
-    def room(self, frame: Frame) -> Sequence[Any]:
+    def buffers(self, frame: Frame) -> Sequence[Any]:
         """The buffers for a frame's body."""
         ...
 
@@ -128,7 +128,7 @@ class Inbox:
     def _begin(self, frame: Frame, sequence: int, head: bytes) -> None:
         """Prepare to read the body that follows a header, if there is one."""
         self._frame = frame, sequence, head
-        self._body = self._handler.room(frame) if frame.length else ()
+        self._body = self._handler.buffers(frame) if frame.length else ()
         self._views, self._left = self._body, frame.length
         if self.signing is not None:
             self._views, self._left = [*self._body, self._tag], frame.length + TAG

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shoal.errors import RunError
 from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.channel import Waker
-from shoal.runtime.logs import Say, to_stderr
+from shoal.runtime.logs import Log, to_stderr
 from shoal.runtime.net import wire
 from shoal.runtime.net.connection import Connection, FrameHandler, Inbox
 from shoal.runtime.net.loop import LOOK_S, READ, WRITE, Loop, SocketWaker, Wakes
@@ -93,7 +93,7 @@ class Connections:
         names: Sequence[str],
         known: Credentials,
         check: Callable[[], None] = lambda: None,
-        say: Say = to_stderr,
+        say: Log = to_stderr,
         membership: Membership | None = None,
     ) -> None:
         self.me, self.names, self._known = me, names, known

@@ -7,7 +7,7 @@ something else, a background thread runs the loop, so that senders don't block.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -21,7 +21,7 @@ PAUSE_S = 5e-3  # after a worker ran the loop, the thread waits this long before
 LOOK_S = 0.1  # between checks of a sleeping thread
 TICK_S = 0.05  # between checks of deadlines
 MOST_SKIPPED = 64  # consecutive reads of the only connection without polling other sockets
-READ, WRITE = select.POLLIN, select.POLLOUT
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Callback = Callable[[int], bool]  # takes the ready mask; returns whether data arrived
 
 
@@ -31,8 +31,7 @@ class Loop:
     def __init__(self, tick: Callable[[float], bool]) -> None:
         self._tick, self._tick_at, self._is_busy = tick, 0.0, True
         self.turn = threading.RLock()  # held while callbacks run
-        self._poll = _Poll()
-        self._callbacks: dict[int, Callback] = {}
+        self._selector = selectors.DefaultSelector()
         self._streams: dict[int, Callback] = {}  # those of established connections
         self._skipped = 0
         self._called, self._words = threading.Event(), threading.Lock()
@@ -56,10 +55,9 @@ class Loop:
     def watch(self, sock: socket.socket, callback: Callback, mask: int = READ) -> None:
         """Set the callback for when a socket is ready."""
         with self.turn:
-            is_new = sock.fileno() not in self._callbacks
-            self._callbacks[sock.fileno()] = callback
-            change = self._poll.register if is_new else self._poll.modify
-            change(sock.fileno(), mask)
+            is_known = sock.fileno() in self._selector.get_map()
+            change = self._selector.modify if is_known else self._selector.register
+            change(sock.fileno(), mask, callback)
         self._is_busy = True
 
     def watch_stream(self, sock: socket.socket, callback: Callback, mask: int) -> None:
@@ -71,9 +69,10 @@ class Loop:
     def unwatch(self, sock: socket.socket | None) -> None:
         """Remove a socket's callback; it is not running when this returns."""
         with self.turn:
-            if sock is not None and self._callbacks.pop(sock.fileno(), None) is not None:
-                self._streams.pop(sock.fileno(), None)
-                self._poll.unregister(sock.fileno())
+            fd = -1 if sock is None else sock.fileno()
+            if fd >= 0 and fd in self._selector.get_map():
+                self._streams.pop(fd, None)
+                self._selector.unregister(fd)
 
     def expect(self) -> None:
         """Call `tick` from now on: a deadline is pending."""
@@ -87,13 +86,14 @@ class Loop:
                 for callback in list(self._streams.values()):
                     return callback(READ)
         self._skipped = 0
-        ready = self._poll.poll(min(seconds, TICK_S) if self._is_busy else seconds)
+        ready = self._selector.select(min(seconds, TICK_S) if self._is_busy else seconds)
         came = False
         with self.turn:
-            for fd, mask in ready:
+            watched = self._selector.get_map()
+            for key, mask in ready:
                 # One that was closed meanwhile, or whose fd was reused, has nothing to read.
-                if (callback := self._callbacks.get(fd)) is not None:
-                    came = callback(mask) or came
+                if key.fd in watched:
+                    came = watched[key.fd].data(mask) or came
             if self._is_busy and time.monotonic() >= self._tick_at:
                 self._is_busy = self._tick(time.monotonic())
                 self._tick_at = time.monotonic() + TICK_S
@@ -153,44 +153,6 @@ class Loop:
         self.rest()
         self._left = 0.0
         self.call()
-
-
-class _Poll:
-    """Polls sockets with epoll or poll; may be used by two threads at once."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._masks: dict[int, int] = {}
-
-    def register(self, fd: int, mask: int) -> None:
-        """Add a socket; the masks of `poll` and `epoll` are the same."""
-        self._masks[fd] = mask
-        if self._epoll is not None:
-            self._epoll.register(fd, mask)
-
-    def modify(self, fd: int, mask: int) -> None:
-        """Change the mask of a socket."""
-        if self._masks[fd] != mask:
-            self._masks[fd] = mask
-            if self._epoll is not None:
-                self._epoll.modify(fd, mask)
-
-    def unregister(self, fd: int) -> None:
-        """Remove a socket."""
-        del self._masks[fd]
-        if self._epoll is not None:
-            self._epoll.unregister(fd)
-
-    def poll(self, seconds: float) -> list[tuple[int, int]]:
-        """The sockets that are ready within `seconds`, with masks; all errors count as READ."""
-        if self._epoll is not None:
-            found = self._epoll.poll(seconds)
-        else:
-            poll = select.poll()
-            for fd, mask in list(self._masks.items()):
-                poll.register(fd, mask)
-            found = poll.poll(1000 * seconds)
-        return [(fd, mask if mask in (READ, WRITE) else mask | READ) for fd, mask in found]
 
 
 class Wakes(NamedTuple):

@@ -100,7 +100,7 @@ class TcpChannel:
 
     def _buffer(self, writer: int, other: int) -> SendBuffer:
         """The send buffer of an endpoint; shared by workers that receive the same rows."""
-        parts = self._ring.rooms(writer, 0, self.view.taking(writer, other))
+        parts = self._ring.targets(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
             slots = 0 if self.is_latest else self._ring.slots
@@ -172,7 +172,7 @@ class TcpChannel:
 
     # Incoming frames.
 
-    def room(self, frame: Frame) -> list[Any]:
+    def buffers(self, frame: Frame) -> list[Any]:
         """The buffers for a message's body."""
         slots = self._landings.get(frame.end) or self._make_landings(frame.end)
         if self.is_latest:
@@ -182,7 +182,7 @@ class TcpChannel:
     def _make_landings(self, writer: int) -> list[Landing]:
         readers, packing = self.view.taking(writer, self.links.me), self._spec.packing
         slots = range(self._ring.slots)
-        found = [Landing(self._ring.rooms(writer, slot, readers), packing) for slot in slots]
+        found = [Landing(self._ring.targets(writer, slot, readers), packing) for slot in slots]
         self._landings[writer] = found
         return found
 
@@ -268,7 +268,7 @@ class TcpChannel:
         view, me = self.view, self.links.me
         for writer in view.written_by.get(other, ()):
             if readers := view.taking(writer, me):
-                parts = self._ring.rooms(writer, 0, readers)
+                parts = self._ring.targets(writer, 0, readers)
                 yield (DATA, view.number, writer), codec_of(parts, self._spec.packing).bounds
             if me in view.beside(writer):
                 yield (COUNT, view.number, writer), (0, 0)
@@ -355,9 +355,9 @@ class _Handler:
     def __init__(self, channels: Sequence[TcpChannel], remote: RemoteChannels, lose: Lose) -> None:
         self._channels, self._remote, self._lose = channels, remote, lose
 
-    def room(self, frame: Frame) -> list[Any]:
+    def buffers(self, frame: Frame) -> list[Any]:
         """The buffers for a frame's body."""
-        return self._channels[frame.channel].room(frame)
+        return self._channels[frame.channel].buffers(frame)
 
     def arrived(self, frame: Frame) -> None:
         """Dispatch a frame that is complete."""

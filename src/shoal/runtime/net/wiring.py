@@ -11,7 +11,7 @@ from shoal.errors import PlaceError
 from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
 from shoal.planning.restart_groups import group_of
-from shoal.runtime.channels.shared_memory import Room
+from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.net.codec import check_packing
 from shoal.runtime.net.connections import REJOIN_TIMEOUT_S
@@ -85,10 +85,10 @@ def make_remote_channels(
         return None
     for spec in far.values():
         check_packing(spec.packing)
-    room = Room()
-    rings = Rings.plan(far, room)
+    memory = Allocator()
+    rings = Rings.plan(far, memory)
     return RemoteChannels(
-        rings, room.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
+        rings, memory.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
         groups, absent,
         rejoin=float(os.environ.get("SHOAL_REJOIN", REJOIN_TIMEOUT_S)),
         signed=os.environ.get("SHOAL_NET_MAC", "0") not in ("", "0"),
