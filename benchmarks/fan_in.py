@@ -87,10 +87,10 @@ class Side:
         addresses = ((job["address"], job["port"]),) * len(names)
         token = bytes.fromhex(job["token"])
         remote = RemoteChannels(rings, room.size, numbers, names, addresses, token)
-        door = socket.create_server(addresses[0], backlog=4096) if me == 0 else listen()
+        listener = socket.create_server(addresses[0], backlog=4096) if me == 0 else listen()
         wakers_of = {"r": [waker], "w": [waker] * job["workers"]}
         self.links, self.channels = join_channels(
-            remote, me, door, lambda: None, lambda *_: None, wakers_of
+            remote, me, listener, lambda: None, lambda *_: None, wakers_of
         )
         self.waker = self.links.waker(waker, Wakes(lambda: None, alone=True), SPIN)
 

@@ -214,20 +214,20 @@ def watched() -> Clock:
 
     clock = Clock({})
     run = clock.on(
-        CompiledExecutor.run, lambda executor, *_: f"{executor.program.fragment}: calls of programs"
+        CompiledExecutor.run, lambda executor, *_: f"{executor.spec.name}: calls of programs"
     )
 
     def to_the_end(executor: CompiledExecutor, *args: Any) -> Any:
         return jax.block_until_ready(run(executor, *args))
 
     CompiledExecutor.run = clock.on(
-        to_the_end, lambda executor, *_: f"{executor.program.fragment}: programs"
+        to_the_end, lambda executor, *_: f"{executor.spec.name}: programs"
     )
     for method, label in {
         "_call": "actor: environments",
-        "_by_hand": "actor: slices and stacks",
+        "_in_numpy": "actor: slices and stacks",
         "_take": "channels: take",
-        "_put": "channels: put",
+        "_send": "channels: put",
     }.items():
         setattr(
             ReplicaRunner,

@@ -78,9 +78,11 @@ class Ends:
             signed=os.environ.get("SHOAL_NET_MAC", "0") == "1",
         )  # fmt: skip
         join_fences()
-        bell, door = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
+        bell, listener = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
         bells = {"w": [bell], "r": [bell]}
-        self.links, channels = join_channels(lines, me, door, lambda: None, lambda *_: None, bells)
+        self.links, channels = join_channels(
+            lines, me, listener, lambda: None, lambda *_: None, bells
+        )
         self.bell = self.links.waker(bell, Wakes(lambda: None, alone=True), spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         x = np.ones(size, np.uint8)
@@ -226,8 +228,8 @@ def asyncio_reads(job: Job) -> Timed:
 
 def plain_writes(job: Job) -> Timed:
     """One plain blocking socket: about the upper bound for a channel."""
-    with socket.create_server((job.addresses[0], job.port)) as door:
-        sock, _ = door.accept()
+    with socket.create_server((job.addresses[0], job.port)) as listener:
+        sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     x, head = np.ones(job.size or SMALL, np.uint8), bytearray(SMALL)
 

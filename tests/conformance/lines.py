@@ -16,7 +16,7 @@ from multiprocessing import reduction
 
 import numpy as np
 
-from shoal.planning.channel_specs import ADMITTED, ArraySpec, ChannelSpec, Gate, pieces
+from shoal.planning.channel_specs import MOST_IN_FLIGHT, ArraySpec, ChannelSpec, Gate, pieces
 from shoal.planning.policy import Flow, Queue, lag_of, takes_some
 from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, join_fences
 from shoal.runtime.channels.shm import Rings
@@ -48,7 +48,7 @@ def make_channel_spec(
         wanted = {p.writer for p in cut[reader]} if values == "rows" else {reader % writers}
         sources.append(tuple(range(writers)) if everyone else tuple(sorted(wanted)))
     capacity = flow.capacity if isinstance(flow, Queue) else lag_of(flow) + 2
-    admits = ADMITTED if takes_some(flow) else 0
+    admits = MOST_IN_FLIGHT if takes_some(flow) else 0
     gate = Gate("c", "w", "r", tuple(sources), flow, capacity, admits)
     return ChannelSpec(gate, cells, writers, rows)
 

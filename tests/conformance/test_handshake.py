@@ -36,7 +36,7 @@ STRANGE = Credentials(b"x" * TOKEN, KNOWN.layout)
 
 
 @contextmanager
-def door(monkeypatch, seconds=HANG):
+def listening(monkeypatch, seconds=HANG):
     """Worker 0, which waits for worker 1 to connect: its connections, address and log."""
     monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", seconds)
     said, listener = [], listen()
@@ -106,7 +106,7 @@ def spoilt_version(sock):
     ids=["noise", "wrong token", "wrong version", "unexpected", "misled", "other plan", "signed"],
 )
 def test_a_stranger_is_refused_and_logged(monkeypatch, says, why):
-    with door(monkeypatch) as (mine, address, said):
+    with listening(monkeypatch) as (mine, address, said):
         with socket.create_connection(address) as sock:
             sock.sendall(says(sock))
             assert ended(sock)
@@ -116,7 +116,7 @@ def test_a_stranger_is_refused_and_logged(monkeypatch, says, why):
 
 
 def test_an_answer_is_of_no_use_on_another_connection(monkeypatch):
-    with door(monkeypatch) as (_, address, said):
+    with listening(monkeypatch) as (_, address, said):
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
             overheard = claim_of(first)
             again.sendall(overheard)
@@ -125,7 +125,7 @@ def test_an_answer_is_of_no_use_on_another_connection(monkeypatch):
 
 
 def test_a_silent_or_slow_peer_is_refused_in_time(monkeypatch):
-    with door(monkeypatch, 0.3) as (_, address, said):
+    with listening(monkeypatch, 0.3) as (_, address, said):
         silent, slow = (socket.create_connection(address) for _ in range(2))
         claim = claim_of(slow)
         try:
@@ -143,7 +143,7 @@ def test_a_silent_or_slow_peer_is_refused_in_time(monkeypatch):
 def test_many_silent_peers_delay_no_worker(monkeypatch):
     sockets, threads = [], threading.active_count()
     # Their time is never over: a worker gets in because the oldest of them make room.
-    with door(monkeypatch, 10 * HANG) as (mine, address, said):
+    with listening(monkeypatch, 10 * HANG) as (mine, address, said):
         sockets += [socket.create_connection(address) for _ in range(PENDING)]
         until(lambda: len(mine._pending) == PENDING_OF_ONE + 1)
         until(
@@ -158,7 +158,7 @@ def test_many_silent_peers_delay_no_worker(monkeypatch):
 
 def test_silent_peers_from_many_addresses_delay_no_worker(monkeypatch):
     sockets = []
-    with door(monkeypatch, 10 * HANG) as (mine, address, _):
+    with listening(monkeypatch, 10 * HANG) as (mine, address, _):
         for n in range(PENDING + 20):  # all of 127.0.0.0/8 is this machine
             source = f"127.0.0.{2 + n // 4}", 0
             sockets.append(socket.create_connection(address, source_address=source))

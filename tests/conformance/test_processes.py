@@ -19,11 +19,11 @@ import shoal
 from conformance.lines import until
 from conformance.plain import Plain
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
+from laws.numbers import difference
 from shoal.algorithms import PPO
 from shoal.planning.policies import environments, impala
 from shoal.runs.checkpoints import ticks_in
 from shoal.runtime.cluster.recovery import RecoveryPolicy
-from shoal.runtime.debug.verify import difference
 from shoal.runtime.logs import listening
 from shoal.runtime.run import RunCallbacks
 

@@ -1,4 +1,4 @@
-"""Very many spoilt streams of frames and greetings: none is believed, none raises, none costs.
+"""Very many spoilt streams of frames and hellos: none is believed, none raises, none costs.
 
 `make test-fuzz` runs a million; FUZZ_CASES and FUZZ_SEED say otherwise.
 """

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 import shoal
+from laws.numbers import difference
 from shoal.runtime.cluster.machine import this_machine
-from shoal.runtime.debug.verify import difference
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 

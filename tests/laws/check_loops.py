@@ -45,11 +45,11 @@ import numpy as np
 
 import shoal
 from laws.cases import cluster
+from laws.numbers import difference
 from laws.plain_loops import case_at
 from laws.random_loops import AGREEMENTS, Again, Author, Either, RandomLoop, Staged, Use, uses
 from laws.vocabulary import APPROXIMATE, COARSE, HARMLESS
 from shoal.runtime.debug.reference import run_reference
-from shoal.runtime.debug.verify import difference
 
 CHUNK, LONGEST_S = 300, 300  # loops a process checks, and how long one may take
 PROGRESS_S = 10

@@ -7,8 +7,9 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE
+from laws.numbers import difference
 from shoal.algorithms import A2C, IMPALA, PPO
-from shoal.runtime.debug.verify import difference, verify_plan
+from shoal.runtime.debug.verify import verify_plan
 
 pytest.importorskip("gymnax")
 

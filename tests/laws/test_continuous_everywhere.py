@@ -7,7 +7,8 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
-from shoal.runtime.debug.verify import difference, verify_plan
+from laws.numbers import difference
+from shoal.runtime.debug.verify import verify_plan
 
 pytest.importorskip("gymnax")
 

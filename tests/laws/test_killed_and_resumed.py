@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("gymnax")
 from laws.killed import resume, train
+from laws.numbers import difference
 from matrix.cells import TOLERANCE, TRIED
 from shoal.runs.checkpoints import read, ticks_in
-from shoal.runtime.debug.verify import difference
 from unit.test_resume import check_same_run
 
 SEED = os.environ.get("KILL_SEED", "0")

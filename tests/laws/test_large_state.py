@@ -9,9 +9,9 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
+from laws.numbers import difference
 from shoal.planning.fragment_program import write_program
 from shoal.planning.segments import Segment
-from shoal.runtime.debug.verify import difference
 from shoal.runtime.execution.lowering import Lowering
 
 TICKS = 20

@@ -8,8 +8,8 @@ from jax import lax
 
 import shoal
 from laws.cases import cluster
+from laws.numbers import difference
 from shoal.graph.layout import Sharded
-from shoal.runtime.debug.verify import difference
 
 ENVS, WIDE, TICKS = 8, 4, 3
 

@@ -11,8 +11,8 @@ import pytest
 
 import shoal
 from laws.cases import ONE, start_of
+from laws.numbers import difference
 from laws.outside_loop import Chase
-from shoal.runtime.debug.verify import difference
 from shoal.runtime.run import RunCallbacks
 
 TICKS, ENVS = 12, 8

@@ -12,9 +12,9 @@ from shoal.graph.ir import Stage
 from shoal.graph.rules import check_graph
 from shoal.planning.assign import assign_stages
 from shoal.planning.glue import first_stage, place_glue
-from shoal.planning.homes import Sites
+from shoal.planning.homes import Sites, crossings
 from shoal.planning.plan import split_loops
-from shoal.planning.prices import Ledger, cost, make_prices
+from shoal.planning.prices import Ledger, make_prices
 
 MOST = 3000  # placements that all can be tried of
 
@@ -32,6 +32,14 @@ def drawn(seed):
     except shoal.ShoalError:
         return None
     return Sites(opened, split_loops(opened, stages)), stages, cut
+
+
+def cost(sites, homes, distribution):
+    """The total cost of all values that cross and all sites."""
+    prices = make_prices(sites, homes, distribution)
+    crossing = crossings(sites, homes).items()
+    total = sum(prices.of_value(v, [reader], writer, homes) for (reader, v), writer in crossing)
+    return total + sum(prices.of_site(node, homes) for node in sites.nodes.values())
 
 
 def free_sites(sites):

@@ -8,8 +8,9 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
+from laws.numbers import difference
 from shoal.runtime.debug.reference import run_reference
-from shoal.runtime.debug.verify import difference, verify_plan
+from shoal.runtime.debug.verify import verify_plan
 
 pytest.importorskip("gymnax")
 

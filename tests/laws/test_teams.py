@@ -7,8 +7,8 @@ import pytest
 import shoal
 from laws.cases import FOUR, ONE
 from laws.herd import herd
+from laws.numbers import difference
 from shoal.algorithms import MAPPO, QMIX
-from shoal.runtime.debug.verify import difference
 
 TICKS, ENVS, TOLERANCE = 4, 4, 1e-5
 SMALL = {

@@ -14,12 +14,12 @@ import numpy as np
 import shoal
 from laws.cases import ENVS, ONE
 from laws.herd import herd
+from laws.numbers import difference
 from shoal.algorithms import ALGORITHMS
 from shoal.errors import ShoalError
 from shoal.planning.policies import POLICIES
 from shoal.planning.policy import Latest, lag_of
 from shoal.runtime.debug.reference import run_reference
-from shoal.runtime.debug.verify import difference
 
 TICKS, TOLERANCE = 4, 1e-4
 BACKENDS = ("inline", "threads", "processes")

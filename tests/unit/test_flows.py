@@ -6,10 +6,11 @@ from jax import lax
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of
+from laws.numbers import difference
 from shoal.algorithms import PRESETS
 from shoal.planning.policies import POLICIES
 from shoal.runs.making import with_total_ticks
-from shoal.runtime.debug.verify import difference, verify_plan
+from shoal.runtime.debug.verify import verify_plan
 
 pytest.importorskip("gymnax")
 

@@ -35,6 +35,18 @@ BANNED = {
     "parcels?": "Codec, encoded message",
     "the how|how manieth": "n, index",
     "bear|bears|bore": "tolerate, accept",
+    "boards?|desks?": "ControlBlock",
+    "banks?": "snapshot slots",
+    "seat|seats|seated": "WorkerId",
+    "shelf|shelves": "SendBuffer",
+    "sheets?": "ChannelSpec",
+    "ears|doors?": "FrameHandler, listener",
+    "guests?": "Peer",
+    "greet|greets|greeting|greetings": "hello, handshake",
+    "admitted": "accepted",
+    "story|stories": "RunLogger",
+    "done without": "optional",
+    "lay": "layout",
 }
 PATTERN = re.compile("|".join(rf"(?<![a-z])(?:{word})(?![a-z])" for word in BANNED), re.IGNORECASE)
 

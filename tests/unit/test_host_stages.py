@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 import shoal
+from laws.numbers import difference
 from shoal import Fragment
 from shoal.errors import CutError, RunError, TraceError
-from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     BOTH_TWICE,
     COARSE,

@@ -7,12 +7,12 @@ import pytest
 from jax import lax
 
 import shoal
+from laws.numbers import difference
 from shoal import THE_REST, Fragment
 from shoal.errors import NotFiniteError
 from shoal.runs.checkpoints import read_newest
 from shoal.runs.recipes import recipe_of
 from shoal.runs.trust import make as make_again
-from shoal.runtime.debug.verify import difference
 from unit.toy_loop import (
     COARSE,
     LAGGED,

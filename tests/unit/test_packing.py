@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.planning.policy import Packed
-from shoal.runtime.channels.traffic import Sent, total
+from shoal.runtime.channels.channel import Sent, total
 from shoal.runtime.net.codec import Codec
 from shoal.runtime.net.wire import ProtocolError
 

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.runtime.debug.compare import carried_difference, shown_difference
-from shoal.runtime.debug.verify import TOLERANCE, tolerance_of
+from shoal.runtime.debug.verify import (
+    TOLERANCE,
+    carried_difference,
+    shown_difference,
+    tolerance_of,
+)
 
 SGD = 3e-4  # a usual learning rate
 CALLS: list[int] = []  # calls of the gradient in Python

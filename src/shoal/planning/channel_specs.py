@@ -11,7 +11,7 @@ from shoal.planning.plan import Plan
 from shoal.planning.policy import PLAIN, Flow, Latest, Packed, Queue, lag_of, takes_some
 from shoal.planning.program import Channel
 
-ADMITTED = 16  # turns that an endpoint may have in flight where nothing else bounds them
+MOST_IN_FLIGHT = 16  # turns that an endpoint may have in flight where nothing else bounds them
 KEY_WORDS = 2  # a key's data, in 32-bit words
 
 
@@ -174,6 +174,6 @@ def _admission(plan: Plan, channel: Channel) -> tuple[int, int | None]:
     bounds = [c.flow.max_lag for c in latest if isinstance(c.flow, Latest)]
     bound = min((b for b in bounds if b is not None), default=None)
     if bound is None:
-        return ADMITTED, None
+        return MOST_IN_FLIGHT, None
     taken = plan.seen * plan.ends(queues[0].writer) // plan.graph.envs
-    return min(ADMITTED, taken * (bound + 1) // plan.ends(queues[0].writer)), bound
+    return min(MOST_IN_FLIGHT, taken * (bound + 1) // plan.ends(queues[0].writer)), bound

@@ -1,7 +1,7 @@
 """The cost of a placement: the bytes that cross, and more than any bytes where it isn't allowed.
 
-`cost` is the definition. `Ledger` keeps the same sum entry by entry, so that a move is priced by
-the few entries it touches; `tests/laws/test_placement.py` compares it with the definition.
+`Ledger` keeps the sum entry by entry, so that a move is priced by the few entries it touches;
+`tests/laws/test_placement.py` compares it with the definition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shoal.graph.ir import Agree, Choice, Loop, Node, Stage
-from shoal.planning.homes import Homes, Sites, agrees, crossings
+from shoal.planning.homes import Homes, Sites, agrees
 from shoal.planning.policy import DistributionPolicy, is_late, takes_some
 
 # In exact numbers, each beyond any sum of the one before: work, a byte, and what is to be avoided.
@@ -143,14 +143,6 @@ def make_prices(sites: Sites, homes: Homes, distribution: DistributionPolicy) ->
         if (isinstance(n, Choice) and n.stages) or (isinstance(n, Stage) and not n.host)
     )
     return Prices(sites, distribution, frozenset(h for n in stages for h in homes[n.name]))
-
-
-def cost(sites: Sites, homes: Homes, distribution: DistributionPolicy) -> int:
-    """The total cost of all values that cross and all sites."""
-    prices = make_prices(sites, homes, distribution)
-    crossing = crossings(sites, homes).items()
-    total = sum(prices.of_value(v, [reader], writer, homes) for (reader, v), writer in crossing)
-    return total + sum(prices.of_site(node, homes) for node in sites.nodes.values())
 
 
 class Ledger:

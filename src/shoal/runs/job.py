@@ -46,7 +46,7 @@ from shoal.runs.sinks.sink import About
 from shoal.runs.sources import with_sources
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
-from shoal.runtime.channels.traffic import total
+from shoal.runtime.channels.channel import total
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY

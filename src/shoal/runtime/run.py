@@ -27,7 +27,7 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
-from shoal.runtime.channels.traffic import Sent
+from shoal.runtime.channels.channel import Sent
 from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit

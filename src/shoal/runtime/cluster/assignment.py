@@ -22,8 +22,6 @@ from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.snapshot import Snapshot, lagged
 from shoal.runtime.net.wiring import RemoteChannels, WorkerMap
 
-SPIN = 5e-5  # seconds that a worker spins before it sleeps
-
 
 class ProcessAssignment:
     """Assigns endpoints to processes."""
@@ -57,19 +55,16 @@ class ProcessAssignment:
         """The spec of each process; a data-parallel group meets at its first replica's address."""
         plan = self._plan
         fragments = {f: self._fragment(program) for f, program in self._programs.items()}
-        served = {f: plan.distribution.clients(f) for f in self._programs}
         common = {
             "rings": rings, "layout": layout,
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in layout.cells),
-            "serve": {f: found[1] for f, found in served.items() if found},
             "lines": lines,
         }  # fmt: skip
         configs = [
             WorkerConfig(
                 worker_ids=held,
                 fragments={f: fragments[f] for f, _ in held},
-                spin=SPIN,
                 number=number,
                 group=self._group(held, group_addresses),
                 **common,

@@ -11,9 +11,9 @@ from shoal.errors import ShoalError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
+from shoal.runtime.channels.channel import Sent, total
 from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster import supervisor as sv
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_layout import make_control_layout

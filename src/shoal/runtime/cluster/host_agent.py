@@ -14,10 +14,9 @@ import numpy as np
 
 from shoal.planning.plan import Replica
 from shoal.planning.restart_groups import Group, Kept
-from shoal.runtime.channels.channel import take_back
+from shoal.runtime.channels.channel import Sent, take_back, total
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.cluster.control_block import MANY, ControlBlock
 from shoal.runtime.cluster.control_layout import FINAL, SNAP, START, ControlLayout
 from shoal.runtime.cluster.launching import (
@@ -28,7 +27,7 @@ from shoal.runtime.cluster.launching import (
     name_of,
     spawn,
 )
-from shoal.runtime.cluster.worker_config import ProcessSpec
+from shoal.runtime.cluster.worker_config import ProcessSpec, Restart
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.net.sockets import LOOPBACK, Address, listen
 
@@ -52,13 +51,6 @@ class Left(NamedTuple):
 
     ticks: dict[Replica, int]
     shares: Shares
-
-
-class Rejoin(NamedTuple):
-    """How a restarted worker connects: its incarnation, and its group's addresses."""
-
-    incarnation: int
-    members: Mapping[int, Address]
 
 
 @dataclass(frozen=True)
@@ -183,9 +175,7 @@ class HostAgent:
         self._late_listeners[number] = listen(self._host)
         return self._late_listeners[number].getsockname()[:2]
 
-    def replace(
-        self, spec: ProcessSpec, given: Shares, ticks: Mapping[Replica, int], rejoin: Rejoin
-    ) -> None:
+    def replace(self, spec: ProcessSpec, given: Shares, restart: Restart) -> None:
         """Start a worker in an empty place, from the carried state of its endpoints."""
         own = sorted(os.sched_getaffinity(0))
         cores = self._cores.setdefault(spec.number, (own[spec.number % len(own)],))
@@ -202,13 +192,10 @@ class HostAgent:
         for scheduler in spec.schedulers:
             self.control.note(scheduler, "")
             self.control.dismiss(scheduler, 0)
-        again = {
-            "ticks": [(*end, tick) for end, tick in ticks.items()], "snapped": snapped,
-            "incarnation": rejoin.incarnation, "members": list(rejoin.members.items()),
-        }  # fmt: skip
+        restart = restart._replace(snapped=snapped)
         listener = self._late_listeners.pop(spec.number, None)
         self._known.discard(spec.number)
-        self._workers[spec.number] = spawn(spec, cores, self._memory, self._mark, listener, again)
+        self._workers[spec.number] = spawn(spec, cores, self._memory, self._mark, listener, restart)
 
     def dismiss(self, spec: ProcessSpec) -> None:
         """Stop an asynchronous worker after its current tick."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -15,14 +16,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from shoal import errors
 from shoal.errors import RunError, ShoalError
 from shoal.planning.plan import WorkerId
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.cluster.machine import oom_kills
-from shoal.runtime.cluster.worker_config import ProcessSpec
+from shoal.runtime.cluster.worker_config import ProcessSpec, Restart
 from shoal.runtime.logs import Log, listener
 
 OUTPUT_GRACE_S = 1.0  # for output to arrive after an exit: a forked process may hold the pipe
@@ -144,12 +144,9 @@ def spawn(
     memory: Memory,
     mark: str,
     listener_socket: socket.socket | None = None,
-    again: Mapping[str, Any] | None = None,
+    restart: Restart | None = None,
 ) -> WorkerProcess:
-    """Start a worker process with its configuration; it takes over `listener_socket`.
-
-    For a restarted worker, `again` says from which ticks it resumes.
-    """
+    """Start a worker process with its configuration; it takes over `listener_socket`."""
     config, config_end = os.pipe()
     report, report_end = os.pipe()
     fds = (memory.fd, config, report_end, *([listener_socket.fileno()] if listener_socket else []))
@@ -172,12 +169,9 @@ def spawn(
         listener_socket.close()
     # Sent from a thread: if the child dies early, writing must not block this process.
     path = list(dict.fromkeys([*spec.path, *sys.path]))
-    first = {
-        "path": path, "modules": spec.modules,
-        "cores": cores, "size": memory.size, "again": again,
-    }  # fmt: skip
-    args = config_end, first, spec.config
-    threading.Thread(target=_send, args=args, daemon=True).start()
+    first = {"path": path, "modules": spec.modules, "cores": cores, "size": memory.size}
+    data = json.dumps(first).encode() + b"\n" + spec.config + pickle.dumps(restart)
+    threading.Thread(target=_send, args=(config_end, data), daemon=True).start()
     return WorkerProcess(spec, process, report, ooms)
 
 
@@ -186,10 +180,10 @@ def _threads(cores: tuple[int, ...]) -> dict[str, str]:
     return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
 
 
-def _send(fd: int, first: Mapping[str, Any], config: bytes) -> None:
+def _send(fd: int, data: bytes) -> None:
     # If the child died before reading, `poll` reports its exit.
     with suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
-        pipe.write(json.dumps(first).encode() + b"\n" + config)
+        pipe.write(data)
 
 
 def relay(worker: WorkerProcess, say: Log) -> None:

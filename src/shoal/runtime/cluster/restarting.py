@@ -14,11 +14,11 @@ from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_layout import ControlLayout
-from shoal.runtime.cluster.host_agent import Left, Rejoin, Shares
+from shoal.runtime.cluster.host_agent import Left, Shares
 from shoal.runtime.cluster.hosts import WorkerHosts
 from shoal.runtime.cluster.launching import name_of
 from shoal.runtime.cluster.supervisor import Group, ReportFailure, Workers
-from shoal.runtime.cluster.worker_config import ProcessSpec
+from shoal.runtime.cluster.worker_config import ProcessSpec, Restart
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure
@@ -127,12 +127,11 @@ class GroupRestarter:
         addresses = {
             n: self._hosts.of(n, lambda host, n=n: host.listen_for(n)) for n in group if apart
         }
-        rejoin = Rejoin(incarnation, addresses)
         for n in group:
             spec = self._specs[n]
             mine = {(end, name): x for (end, name), x in shares.items() if end in spec.replicas}
             ticks = {end: tick for end, tick in left.ticks.items() if end in spec.replicas}
-            given = spec, mine, ticks, rejoin
+            given = spec, mine, Restart(incarnation, ticks, 0, addresses)
             self._hosts.of(n, lambda host, given=given: host.replace(*given))
 
     def _fresh_state(self, left: Left, incarnation: int) -> Shares:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.planning.plan import Replica, WorkerId
-from shoal.planning.policy import Serve
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
 from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.snapshot import Lagged
+from shoal.runtime.net.sockets import Address
 from shoal.runtime.net.wiring import RemoteChannels
 
 if TYPE_CHECKING:  # it loads JAX, which only compiled workers need
@@ -39,11 +39,18 @@ class WorkerConfig:
     lagged: tuple[Lagged, ...]
     first: int  # the tick that the run resumes from
     past: tuple[str, ...]  # older versions that exist, for readers that lag
-    serve: Mapping[str, Serve]
-    spin: float
     number: int  # index among all workers
     lines: RemoteChannels | None = None  # channels between hosts
     group: Group | None = None
+
+
+class Restart(NamedTuple):
+    """How a worker process takes the place of a lost one, or an empty place."""
+
+    incarnation: int
+    ticks: Mapping[Replica, int]  # that its endpoints resume from
+    snapped: int  # the number of the last snapshot that it is already part of
+    addresses: Mapping[int, Address]  # of the listeners of its restart group
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 from shoal.errors import ShoalError, user_place
 from shoal.planning.plan import Replica, WorkerId
-from shoal.runtime.channels.channel import Channel, Silent, Waker
+from shoal.runtime.channels.channel import Channel, Sent, Silent, Waker
 from shoal.runtime.channels.shared_memory import Memory, join_fences
-from shoal.runtime.channels.traffic import Sent
 from shoal.runtime.cluster.control_block import (
     MANY,
     ControlBlock,
@@ -29,7 +28,7 @@ from shoal.runtime.cluster.control_block import (
 )
 from shoal.runtime.cluster.control_layout import FINAL, KEPT_SLOTS, SNAP, START, ControlLayout
 from shoal.runtime.cluster.user_modules import Modules
-from shoal.runtime.cluster.worker_config import WorkerConfig
+from shoal.runtime.cluster.worker_config import Restart, WorkerConfig
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
 from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Metrics, ReplicaRunner
 from shoal.runtime.execution.scheduler import Scheduler, Stopped
@@ -40,6 +39,7 @@ from shoal.runtime.net.tcp_channel import TcpChannel, join_channels
 from shoal.runtime.net.wiring import RemoteChannels
 
 _DIE_WITH_PARENT = 1
+SPIN_S = 5e-5  # seconds that a worker spins before it sleeps
 
 
 def main() -> None:
@@ -50,7 +50,8 @@ def main() -> None:
         first = json.loads(pipe.readline())
         sys.path[:] = first["path"]
         sys.meta_path.insert(0, Modules(first["modules"]))
-        config = pickle.load(pipe)  # only the process that started this one can write to it
+        # Only the process that started this one can write to the pipe.
+        config, restart = pickle.load(pipe), pickle.load(pipe)
     report = os.fdopen(report_fd, "w", buffering=1)
     os.register_at_fork(after_in_child=partial(_after_fork, report_fd))
     if first["cores"]:
@@ -59,11 +60,11 @@ def main() -> None:
     memory = Memory(memory_fd, first["size"])
     control = ControlBlock(config.layout, memory, check_parent)
     failures: list[Failure] = []
-    setup = WorkerSetup(config, memory, control, first["again"])
+    setup = WorkerSetup(config, memory, control, restart)
     try:
         if config.lines is not None:
             listener_socket = socket.socket(fileno=listener[0]) if listener else None
-            setup.join(_reconnecting(config.lines, first["again"]), listener_socket)
+            setup.join(config.lines, listener_socket)
         schedulers = setup.schedulers()
         threads = [
             threading.Thread(target=_turn, args=(control, t, failures)) for t in schedulers[1:]
@@ -91,15 +92,6 @@ def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads that a library left running can't delay the exit
-
-
-def _reconnecting(lines: RemoteChannels, again: dict[str, Any] | None) -> RemoteChannels:
-    """The channels between hosts, for a worker that may have been restarted."""
-    if again is None:
-        return lines
-    return lines.for_incarnation(
-        again["incarnation"], {number: (at[0], at[1]) for number, at in again["members"]}
-    )
 
 
 def _live_with(driver: int) -> Callable[[], None]:
@@ -224,11 +216,9 @@ class WorkerSetup:
         config: WorkerConfig,
         memory: Memory,
         control: ControlBlock,
-        again: dict[str, Any] | None,
+        restart: Restart | None,
     ) -> None:
-        self._config, self._control = config, control
-        self._snapped = again["snapped"] if again else 0
-        self._at = {(f, end): tick for f, end, tick in again["ticks"]} if again else {}
+        self._config, self._control, self._restart = config, control, restart
         self._channels: dict[str, Any] = dict(config.rings.open(memory))
         self._reporter = _ProcessReporter(control, config.layout)
         held = control.read(START)
@@ -248,8 +238,9 @@ class WorkerSetup:
 
     def join(self, lines: RemoteChannels, listener: socket.socket | None) -> None:
         """Connect to workers of other hosts, and open the channels to them."""
-        config = self._config
-        layout = config.layout
+        config, layout = self._config, self._config.layout
+        if (restart := self._restart) is not None:
+            lines = lines.for_incarnation(restart.incarnation, restart.addresses)
         wakers = [
             self._control.waker(number) if worker_id in config.worker_ids else Silent()
             for number, worker_id in enumerate(layout.schedulers)
@@ -329,10 +320,10 @@ class WorkerSetup:
                 for worker in workers:
                     worker.prime(line)
         for worker in workers:
-            if worker.replica in self._at:
-                worker.start_at(self._at[worker.replica], self._snapped)
+            if self._restart is not None and worker.replica in self._restart.ticks:
+                worker.start_at(self._restart.ticks[worker.replica], self._restart.snapped)
         waker = self._waker(number)
-        serve = self._config.serve.get(fragment)
+        serve = executor.spec.serve
         many = executor.run_many if serve else None
         scheduler = Scheduler(workers, channels, waker, serve, many)
         report, spend = partial(self._report, number), partial(self._control.spend, number)
@@ -342,9 +333,9 @@ class WorkerSetup:
         """The waker of a scheduler; with connections to read, it reads them while it waits."""
         config, control = self._config, self._control
         if self._links is None:
-            return control.waker(number, config.spin)
+            return control.waker(number, SPIN_S)
         alone = not config.rings.rings and len(config.worker_ids) == 1
-        return self._links.waker(control.waker(number), Wakes(control.check, alone), config.spin)
+        return self._links.waker(control.waker(number), Wakes(control.check, alone), SPIN_S)
 
     def _report(self, number: int, text: str) -> None:
         """Report to the driver what a scheduler waits for, and a broken connection."""

@@ -74,17 +74,17 @@ def make_spec(plan: Plan, program: Program) -> FragmentSpec:
     if saved := plan.saved.get((program.fragment, plan.apart)):
         return saved.spec
     fragment, lowering = program.fragment, lowering_of(plan, program.fragment)
-    ends, is_served = plan.ends(fragment), plan.distribution.clients(fragment) is not None
+    ends, clients = plan.ends(fragment), plan.distribution.clients(fragment)
     return FragmentSpec(
         program,
         _tasks(lowering, program),
         dict(_cells(lowering, program)),
-        _batch_axes(lowering, program) if is_served else {},
+        _batch_axes(lowering, program) if clients else {},
         ends,
         len(plan.ends_of(fragment, 0)),
         plan.graph.envs // ends,
         is_free=fragment in plan.asynchronous,
-        is_served=is_served,
+        serve=clients[1] if clients else None,
         is_copied=plan.is_copied or not program.compiles,
         alone=_alone(plan, lowering),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shoal.planning.channel_specs import ArraySpec
+from shoal.planning.policy import Serve
 from shoal.planning.segments import Program, Segment
 from shoal.runtime.channels.channel import Message
 from shoal.runtime.channels.flow_control import Turn
@@ -31,11 +32,14 @@ class FragmentSpec:
     ends_per_worker: int
     rows: int  # environments per endpoint
     is_free: bool
-    is_served: bool
+    serve: Serve | None  # how it serves the endpoints of another fragment, if it does
     is_copied: bool
-    alone: frozenset[str] = field(
-        default=frozenset()
-    )  # carried values that no other fragment holds
+    alone: frozenset[str] = frozenset()  # carried values that no other fragment holds
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its endpoints run in batches, as requests of another fragment arrive."""
+        return self.serve is not None
 
     @property
     def name(self) -> str:

@@ -94,10 +94,9 @@ class LocalRun:
     def _scheduler(self, fragment: str, worker: int, waker: Waker) -> Scheduler:
         ends = self._plan.ends_of(fragment, worker)
         workers = [w for w in self._of(fragment) if w.replica[1] in ends]
-        executor, clients = self._executors[fragment], self._plan.distribution.clients(fragment)
-        serve = clients[1] if clients else None
+        executor = self._executors[fragment]
         many = executor.run_many if isinstance(executor, CompiledExecutor) else None
-        scheduler = Scheduler(workers, self.channels, waker, serve, many)
+        scheduler = Scheduler(workers, self.channels, waker, executor.spec.serve, many)
         spend = partial(self._collector.spend, (fragment, worker))
         return scheduler.reports_to(lambda text: None, spend)
 

@@ -58,7 +58,7 @@ class Codec:
         for x, target in zip(values, self.arrays, strict=True):
             if x.dtype != target.dtype or x.shape != target.shape or not x.flags.c_contiguous:
                 return None
-        return None if self.is_compressed else [raw(x) for x in values]
+        return None if self.is_compressed else [as_bytes(x) for x in values]
 
     def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
         """Pack values; returns the buffers to send and their size in bytes."""
@@ -92,7 +92,7 @@ class Codec:
         self._whole[:] = np.frombuffer(plain, np.uint8)
 
 
-def raw(x: np.ndarray) -> np.ndarray:
+def as_bytes(x: np.ndarray) -> np.ndarray:
     """The bytes of an array as a view."""
     return x.reshape(-1).view(np.uint8)
 
@@ -167,7 +167,7 @@ class Landing:
         direct = [into.flags.c_contiguous and into.dtype == x.dtype for into, x in pairs]
         self._moves = [pair for pair, is_direct in zip(pairs, direct, strict=True) if not is_direct]
         self._views = [
-            raw(into if is_direct else x)
+            as_bytes(into if is_direct else x)
             for (into, x), is_direct in zip(pairs, direct, strict=True)
         ]
 

@@ -520,12 +520,12 @@ class Connections:
 
     def _introduce(self, other: int, kind: int, sock: socket.socket) -> Steps:
         """Authenticate this worker to a listener, and check the listener's proof."""
-        greeting = yield HELLO.size
+        hello = yield HELLO.size
         received = self.links[other].received if kind == RESUME else 0
         claim = Claim(self.me, other, self.membership.incarnation, kind, received)
         nonce = os.urandom(NONCE)
-        nonces = wire.nonce_of(greeting) + nonce
-        _send(sock, wire.pack_claim(self._known, claim, greeting, nonce))
+        nonces = wire.nonce_of(hello) + nonce
+        _send(sock, wire.pack_claim(self._known, claim, hello, nonce))
         answer = yield WELCOME.size
         theirs = wire.check_welcome(self._known, claim, nonces, answer)
         signing = self._signing(nonces, connects=True)

@@ -16,10 +16,18 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal.planning.policy import Latest, Queue, takes_some
-from shoal.runtime.channels.channel import ChannelState, Message, Receive, Taken, Waker, take_back
+from shoal.runtime.channels.channel import (
+    ChannelState,
+    Message,
+    Receive,
+    Sent,
+    Taken,
+    Waker,
+    take_back,
+    total,
+)
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.channels.shm import ShmChannel
-from shoal.runtime.channels.traffic import Sent, total
 from shoal.runtime.net.codec import Landing, SendBuffer, codec_of
 from shoal.runtime.net.connections import Connections, Membership
 from shoal.runtime.net.wire import (

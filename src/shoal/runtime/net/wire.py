@@ -66,9 +66,9 @@ def hello(nonce: bytes) -> bytes:
     return HELLO.pack(MAGIC, VERSION, nonce)
 
 
-def pack_claim(known: Credentials, claim: Claim, greeting: bytes, nonce: bytes) -> bytes:
+def pack_claim(known: Credentials, claim: Claim, hello: bytes, nonce: bytes) -> bytes:
     """The reply of a connecting worker to the listener's hello."""
-    (theirs,) = _unpack(greeting, HELLO)
+    (theirs,) = _unpack(hello, HELLO)
     proof = _proof(known, CLAIMS[claim.kind], claim, theirs + nonce)
     worker, peer, incarnation, kind, received = claim
     layout = _layout(known)
@@ -107,9 +107,9 @@ def check_welcome(known: Credentials, claim: Claim, nonces: bytes, data: bytes) 
     return received
 
 
-def nonce_of(greeting: bytes) -> bytes:
+def nonce_of(hello: bytes) -> bytes:
     """The nonce of a listener's hello."""
-    return _unpack(greeting, HELLO)[0]
+    return _unpack(hello, HELLO)[0]
 
 
 def _layout(known: Credentials) -> bytes:
