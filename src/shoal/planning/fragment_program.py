@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,6 @@ from shoal.planning.program import (
 from shoal.planning.segments import (
     Alias,
     Buffer,
-    HostCall,
     HostLoop,
     NumpyWork,
     Operation,
@@ -67,14 +66,15 @@ def _shows(plan: Plan, value: str) -> str:
 
 @dataclass(frozen=True)
 class _Draft:
-    """HostLoop instructions into operations; slices and stacks appear where they are first due."""
+    """Turns instructions into operations; slices and stacks appear where they are first due."""
 
     plan: Plan
     fragment: str
-    loops: dict[str, Loop] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.loops.update({loop.name: loop for loop, _ in self.plan.sites.loops})
+    @cached_property
+    def loops(self) -> dict[str, Loop]:
+        """The opened loops by name."""
+        return {loop.name: loop for loop, _ in self.plan.sites.loops}
 
     def operations(
         self, program: Iterable[Instruction], loop: Loop | None = None
@@ -83,16 +83,11 @@ class _Draft:
         pending: list[Work] = []
         sliced: set[str] = set()
         for item in program:
-            for work in self._due(item, loop, sliced):
-                pending.append(work)
+            pending += self._due(item, loop, sliced)
             match item:
-                case Take() | Put():
+                case Take() | Put() | Call():
                     yield from self._gathered(pending, loop)
                     yield item
-                case Call():
-                    yield from self._gathered(pending, loop)
-                    node = self.plan.sites.nodes[item.node]
-                    yield HostCall(item.node, node.reads, node.writes)
                 case Repeat() if communicates(item.body):
                     turned = self.loops[item.loop]
                     buffers = [Buffer(s.outer) for s in turned.stacks if self._makes(s.inner)]
@@ -186,12 +181,10 @@ class _Draft:
                 return self.plan.sites.nodes[node].reads
             case Repeat(name, body):
                 loop = self.loops[name]
-                inside = {r for i in body for r in self.reads(i)} - {
-                    w for i in body for w in self.writes(i)
-                }
-                inside -= set(loop.body.inputs)
+                read = {r for i in body for r in self.reads(i)}
+                inside = read - {w for i in body for w in self.writes(i)} - set(loop.body.inputs)
                 first = [c.first for c in loop.carries if c.unchanged or self._makes(c.after)]
-                outer = [s.outer for s in loop.slices if self._reads_inside(body, s.inner)]
+                outer = [s.outer for s in loop.slices if s.inner in read]
                 return tuple(dict.fromkeys([*first, *outer, *sorted(inside)]))
             case Slice(outer, _, index):
                 return (outer, index)
@@ -201,9 +194,6 @@ class _Draft:
                 return (value,)
             case _:
                 return ()
-
-    def _reads_inside(self, body: tuple[Instruction, ...], value: str) -> bool:
-        return any(value in self.reads(i) for i in body)
 
     def writes(self, item: Instruction | Work) -> tuple[str, ...]:
         """What a piece of work makes."""
@@ -235,7 +225,6 @@ def _segment(pending: list[Work], draft: _Draft) -> Iterator[Segment]:
         reads |= dict.fromkeys(r for r in draft.reads(work) if r not in made)
         made.update(draft.writes(work))
     yield Segment(tuple(pending), tuple(reads), tuple(sorted(made)))
-    pending.clear()
 
 
 def _numpy(work: list[Any], draft: _Draft) -> Iterator[NumpyWork]:
@@ -251,14 +240,11 @@ def _trim(operations: list[Operation], wanted: set[str]) -> tuple[Operation, ...
     """Segments without the results that nothing else reads."""
     every = list(walk(operations))
 
-    def needed(segment: Segment) -> set[str]:
-        return wanted.union(*(o.reads for o in every if o is not segment))
+    def trimmed(segment: Segment) -> Segment:
+        needed = wanted.union(*(o.reads for o in every if o is not segment))
+        return replace(segment, writes=tuple(w for w in segment.writes if w in needed))
 
-    return tuple(_map(operations, lambda s: _keep(s, needed(s))))
-
-
-def _keep(segment: Segment, needed: set[str]) -> Segment:
-    return Segment(segment.work, segment.reads, tuple(w for w in segment.writes if w in needed))
+    return tuple(_map(operations, trimmed))
 
 
 def _map(
@@ -268,8 +254,8 @@ def _map(
         match operation:
             case Segment():
                 yield change(operation)
-            case HostLoop(order, index, renames, carries, body):
-                yield HostLoop(order, index, renames, carries, tuple(_map(body, change)))
+            case HostLoop():
+                yield replace(operation, body=tuple(_map(operation.body, change)))
             case _:
                 yield operation
 

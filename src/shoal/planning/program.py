@@ -34,9 +34,11 @@ class Do:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a host stage, between compiled segments."""
+    """Call a host stage, in Python between compiled segments."""
 
     node: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,8 @@ class _View:
             if isinstance(node, Loop) and is_open:
                 yield _Inside(node.name, tuple(self.scope(node.body, node.name, fragment)))
             else:
-                yield Call(node.name) if isinstance(node, Stage) and node.host else Do(node.name)
+                is_host = isinstance(node, Stage) and node.host
+                yield Call(node.name, node.reads, node.writes) if is_host else Do(node.name)
             self._offer(fragment, node.writes, pending, carried=False)
         yield from _flush(pending, scope)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal.graph.ir import Carry
-from shoal.planning.program import Do, Put, Repeat, Take
+from shoal.planning.program import Call, Do, Put, Repeat, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,7 @@ class HostLoop:
         return (*made, *(name for _, name in self.renames), self.index)
 
 
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """A call of Python between segments."""
-
-    node: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-Operation = Segment | NumpyWork | HostLoop | Take | Put | HostCall
+Operation = Segment | NumpyWork | HostLoop | Take | Put | Call
 
 
 @dataclass(frozen=True, slots=True)

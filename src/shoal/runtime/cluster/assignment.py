@@ -11,7 +11,8 @@ import cloudpickle
 import jax
 
 from shoal.planning.plan import Plan, WorkerId
-from shoal.planning.segments import HostCall, Program, walk
+from shoal.planning.program import Call
+from shoal.planning.segments import Program, walk
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source, own_modules
@@ -97,7 +98,7 @@ class ProcessAssignment:
     def _runs_python(self, held: tuple[WorkerId, ...]) -> bool:
         """Whether a process runs host stages, whose Python is the user's."""
         every = [op for f, _ in held for op in walk(self._programs[f].operations)]
-        return any(isinstance(op, HostCall) for op in every)
+        return any(isinstance(op, Call) for op in every)
 
     @cached_property
     def _modules(self) -> dict[str, Source]:

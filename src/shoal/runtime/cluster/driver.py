@@ -98,7 +98,7 @@ class ProcessRun:
         self._ask()
         specs = [[self._specs[number] for number in held] for held in self._hosts.held]
         try:
-            self._hosts.agents.run(
+            self._hosts.all.run(
                 [lambda host, own=own: host.start(own, given, ticks) for own in specs]
             )
         except BaseException:
@@ -121,7 +121,7 @@ class ProcessRun:
 
     def _raise(self, failure: ShoalError) -> Never:
         """Raise a failure that carries the newest state after which no tick is missing."""
-        self._hosts.agents.end(STOP_GRACE_S)
+        self._hosts.all.end(STOP_GRACE_S)
         good = self.good(self._collector.next_tick)
         for name, x in (("state", dict(good.values)), ("tick", good.tick), ("snapshot", good)):
             setattr(failure, name, x)
@@ -144,7 +144,7 @@ class ProcessRun:
         """Receive events from all hosts and handle them; whether workers are still running."""
         share = seconds / len(self._hosts.held)
         receive: Command[Any] = lambda host: host.receive(share)  # noqa: E731
-        events_of_hosts = self._hosts.agents.run([receive] * len(self._hosts.held))
+        events_of_hosts = self._hosts.all.run([receive] * len(self._hosts.held))
         now, events = time.monotonic(), list[Event]()
         for index, one in enumerate(events_of_hosts):
             if one is None:
@@ -232,14 +232,14 @@ class ProcessRun:
 
     def final(self) -> Snapshot:
         """The state that all endpoints reached together, or the newest that they all kept."""
-        self._hosts.agents.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
+        self._hosts.all.end(STOP_GRACE_S if self._stopped else CLOSE_GRACE_S)
         return self._kept.final()
 
     def close(self) -> None:
         """End all workers and release everything."""
         self._handle(sv.RunClosed())
         self._restarter.close()
-        self._hosts.agents.close()
+        self._hosts.all.close()
 
 
 def optional_groups(workers: Workers) -> tuple[frozenset[int], ...]:

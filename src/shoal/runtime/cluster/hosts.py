@@ -63,7 +63,7 @@ class WorkerHosts:
     """Maps the workers of a run to host agents, and sends commands to the host agents."""
 
     def __init__(self, hosts: Hosts, held: Sequence[Sequence[int]]) -> None:
-        self.agents, self._held = hosts, [list(numbers) for numbers in held]
+        self.all, self._held = hosts, [list(numbers) for numbers in held]
 
     @property
     def held(self) -> tuple[tuple[int, ...], ...]:
@@ -72,24 +72,24 @@ class WorkerHosts:
 
     def each(self, command: Command[T]) -> list[T]:
         """Run one command on all host agents; the results of those that are alive."""
-        return [x for x in self.agents.run([command] * len(self._held)) if x is not None]
+        return [x for x in self.all.run([command] * len(self._held)) if x is not None]
 
     def of(self, number: int, command: Command[T]) -> T:
         """Run a command on the host agent of a worker; its result."""
-        return self.agents.one(self._index(number), command)
+        return self.all.one(self._index(number), command)
 
     def _index(self, number: int) -> int:
         return next(i for i, held in enumerate(self._held) if number in held)
 
     def place(self, number: int, host: str, given: Mapping[str, np.ndarray], ticks: int) -> bool:
         """Place a worker on that host or another; False if no host has room."""
-        index = self.agents.add(host)
+        index = self.all.add(host)
         if index is None:
             return False
         if index == len(self._held):
             self._held.append([])
-            self.agents.one(index, lambda one: one.start([], given, ticks))
-            self.agents.optional.add(index)
+            self.all.one(index, lambda one: one.start([], given, ticks))
+            self.all.optional.add(index)
         for held in self._held:
             held[:] = [n for n in held if n != number]
         self._held[index].append(number)
@@ -97,7 +97,7 @@ class WorkerHosts:
 
     def remove(self, number: int) -> None:
         """Release the room of a worker that has ended."""
-        self.agents.drop(self._index(number))
+        self.all.drop(self._index(number))
 
     def lose(self, index: int) -> tuple[int, ...]:
         """Remove a lost host; the workers that it had."""

@@ -13,7 +13,8 @@ from shoal.kernels import Part, launch_on, mode
 from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
-from shoal.planning.segments import Buffer, HostCall, NumpyWork, Program, walk
+from shoal.planning.program import Call
+from shoal.planning.segments import Buffer, NumpyWork, Program, walk
 from shoal.runtime.execution.compiled_executor import CompiledExecutor
 from shoal.runtime.execution.exporting import ExportedSegments
 from shoal.runtime.execution.fragment import FragmentSpec, HostExecutor
@@ -95,7 +96,7 @@ def _tasks(lowering: Lowering, program: Program) -> dict[str, Task]:
     together = lowering.one_program and not lowering.is_apart
     rows = lowering.graph.envs if together else lowering.share_rows
     found = {}
-    for name in (op.node for op in walk(program.operations) if isinstance(op, HostCall)):
+    for name in (op.node for op in walk(program.operations) if isinstance(op, Call)):
         node = lowering.nodes[name]
         assert isinstance(node, Stage)
         found[name] = host_task(node, rows)
@@ -107,7 +108,7 @@ def _cells(lowering: Lowering, program: Program) -> dict[str, ArraySpec]:
     names = [before for before, _ in program.carry] + list(program.constants)
     for op in walk(program.operations):
         match op:
-            case HostCall():
+            case Call():
                 names += op.writes
             case NumpyWork(work):
                 names += [item.outer for item in work if isinstance(item, Buffer)]

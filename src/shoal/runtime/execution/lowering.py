@@ -22,7 +22,7 @@ from shoal.graph.layout import Layout, Partial, Replicated, Sharded, inside
 from shoal.graph.words import name_text
 from shoal.kernels import Part, with_kernels
 from shoal.planning.plan import Plan
-from shoal.planning.program import Call, Do, Instruction, Repeat
+from shoal.planning.program import Do, Instruction, Repeat
 from shoal.planning.segments import Buffer, Program, Segment, Slice, Stack, Work
 from shoal.planning.spread import canonical
 from shoal.tracing.flow import LOST
@@ -135,11 +135,8 @@ class Lowering:
     def compile(self, segment: Segment) -> Compiled:
         """A segment as a jitted function of its arguments."""
         if segment not in self.compiled:
-            self.compiled[segment] = self._compile(segment)
+            self.compiled[segment] = Compiled(self, self.function(segment), donated(segment))
         return self.compiled[segment]
-
-    def _compile(self, segment: Segment) -> Compiled:
-        return Compiled(self, self.function(segment), donated(segment))
 
     def compile_batch(self, segment: Segment, size: int) -> Callable[..., Any]:
         """A segment as a jitted function of its arguments, for a batch of `size` endpoints."""
@@ -248,7 +245,7 @@ class Lowering:
         local = Local(self.share(first))
         for item in work:
             match item:
-                case Do(name) | Call(name):
+                case Do(name):
                     self._do(self.nodes[name], env, local)
                 case Repeat(name, body):
                     self._scan(self.loops[name], body, env, first)

@@ -18,11 +18,10 @@ import numpy as np
 from shoal.errors import RowError, RunError, ShoalError, user_place
 from shoal.planning.plan import Replica
 from shoal.planning.policy import takes_some
-from shoal.planning.program import Put, Take
+from shoal.planning.program import Call, Put, Take
 from shoal.planning.segments import (
     Alias,
     Buffer,
-    HostCall,
     HostLoop,
     NumpyOp,
     NumpyWork,
@@ -266,7 +265,7 @@ class ReplicaRunner:
                     self._in_numpy(work)
                 case HostLoop():
                     yield from self._loop(operation)
-                case HostCall(node):
+                case Call(node):
                     self._call(self._executor.spec.tasks[node])
 
     def _take(self, channel: str) -> None:
