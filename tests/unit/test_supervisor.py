@@ -45,7 +45,7 @@ WORKERS = Workers(
     restarts=2,
 )
 START = State(WORKERS, frozenset({0, 1, *PAIR, LEARNER}), {"actor": 2})
-GOOD, FAULT = WorkerExit("any"), WorkerExit("any", "ValueError", "wrong", is_shoal=False)
+GOOD, FAULT = WorkerExit("any"), WorkerExit("any", "RunError", "wrong")
 
 
 def gone(number):

@@ -50,7 +50,7 @@ def single_learner_fine(envs: int = 2, ring: int | None = None) -> DistributionP
     replica keeps `ring` groups in flight.
     """
     if ring is not None:
-        return _served("single_learner_fine", (envs, 1, 1), ring, Lockstep(), "learner")
+        return _served("single_learner_fine", _pools(envs, 1, 1, ring, "learner"), Lockstep())
     return DistributionPolicy(
         "single_learner_fine",
         (
@@ -96,7 +96,7 @@ def impala(
     take = max(1, least * ring // 2) if take is None else take
     max_lag = 2 * -(-most * ring // take) - 1 if max_lag is None else max_lag
     if inference:
-        served = _served("impala", (actors, inference, 1), ring, Latest(max_lag))
+        served = _served("impala", _pools(actors, inference, 1, ring), Latest(max_lag))
         queues = tuple(Wire(f, "learner", Queue(2, take)) for f in ("env", "inference"))
         return replace(served, wires=(*served.wires, *queues))
     return DistributionPolicy(
@@ -146,35 +146,32 @@ def decoupled(
     keeps `ring` groups in flight. Parameters are then at most `lag` ticks old.
     """
     if ring is not None:
-        return _served("decoupled", (envs, inference, learners), ring, Latest(lag))
+        return _served("decoupled", _pools(envs, inference, learners, ring), Latest(lag))
     return DistributionPolicy(
         "decoupled",
-        (
-            Fragment("env", (ROLE_ENV,), envs, "cpu"),
-            Fragment("inference", (PER_ENV,), inference, "gpu else cpu"),
-            Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
-        ),
+        _pools(envs, inference, learners, 1),
         (Wire("learner", "inference", Lockstep(lag)), Wire("learner", "env", Lockstep(lag))),
     )
 
 
-def _served(
-    name: str, replicas: tuple[Replicas, int, int], ring: int, late: Flow, beside: str = ""
-) -> DistributionPolicy:
+def _served(name: str, pools: tuple[Fragment, ...], late: Flow) -> DistributionPolicy:
     """Environments in rings, served by inference, which may sit beside another fragment."""
-    envs, inference, learners = replicas
-    return DistributionPolicy(
-        name,
-        (
-            Fragment("env", (ROLE_ENV,), envs, "cpu", ring),
-            Fragment("inference", (PER_ENV,), inference, "gpu else cpu", beside=beside),
-            Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
-        ),
-        (
-            Wire("env", "inference", Serve()),
-            Wire("learner", "inference", late),
-            Wire("learner", "env", late),
-        ),
+    wires = (
+        Wire("env", "inference", Serve()),
+        Wire("learner", "inference", late),
+        Wire("learner", "env", late),
+    )
+    return DistributionPolicy(name, pools, wires)
+
+
+def _pools(
+    envs: Replicas, inference: int, learners: int, ring: int, beside: str = ""
+) -> tuple[Fragment, ...]:
+    """Fragments of environments in rings, of inference, and of learning."""
+    return (
+        Fragment("env", (ROLE_ENV,), envs, "cpu", ring),
+        Fragment("inference", (PER_ENV,), inference, "gpu else cpu", beside=beside),
+        Fragment("learner", (PER_BATCH, REPLAY), learners, "gpu else cpu"),
     )
 
 

@@ -16,11 +16,9 @@ import jax
 from shoal.compile_cache import use_compile_cache
 from shoal.errors import (
     MissingExtraError,
-    RunError,
     SettingError,
     ShoalError,
     UnknownNameError,
-    user_place,
 )
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
@@ -257,7 +255,7 @@ def _run(
         end = handle.final()
         sent = handle.sent()
     except Failure as failure:
-        raise explain(failure) from failure.error
+        raise failure.explained from failure.error
     except BaseException:
         limit.stop()
         _wait(handle, STOP_TIMEOUT_S)
@@ -428,16 +426,3 @@ def _wait(handle: RunHandle, seconds: float) -> None:
     with suppress(Failure, ShoalError):
         while time.monotonic() < until and handle.alive(0.05):
             deque(handle.ready(), maxlen=0)
-
-
-def explain(failure: Failure) -> ShoalError:
-    """A worker's error as a `ShoalError` that names the replica, the tick and the line."""
-    error, (fragment, end) = failure.error, failure.replica
-    if isinstance(error, ShoalError):
-        return error
-    first = str(error).strip().split("\n")[0]
-    return RunError(
-        f"{fragment}[{end}] failed at tick {failure.tick}: {type(error).__name__}: {first}",
-        'Run with --debug for the whole traceback, or with backend="inline" to step through it.',
-        user_place(error),
-    )

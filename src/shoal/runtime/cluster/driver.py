@@ -83,10 +83,14 @@ class ProcessRun:
         kept = start if plan.is_copied else start.without(self._carried)
         given = {**start.past, **start.values}
         self._given = {name: raw(given[name]) for name in layout.cells if name in given}
-        restarting = plan, self._specs, rings, layout, kept, self._hosts, restart_policy
-        self._restarter, self._restart_policy = GroupRestarter(*restarting), restart_policy
-        self._kept = KeptState(plan, layout, kept, self._hosts)
+        self._kept, self._restart_policy = (
+            KeptState(plan, layout, kept, self._hosts),
+            restart_policy,
+        )
         self.good = self._kept.good
+        self._restarter = GroupRestarter(
+            self._specs, rings, self._kept, self._hosts, restart_policy
+        )
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._awaited: set[Replica] = set()  # endpoints that have not written their snapshot
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ class KeptState:
     def __init__(
         self, plan: Plan, layout: ControlLayout, start: Snapshot, hosts: WorkerHosts
     ) -> None:
-        self._plan, self._layout, self._start, self._hosts = plan, layout, start, hosts
+        self.plan, self.layout, self.start, self._hosts = plan, layout, start, hosts
         self._counted = [r for r in layout.endpoints if r[0] not in plan.asynchronous]
 
     def snapshot(self, awaited: set[Replica]) -> Iterator[Snapshot]:
@@ -38,7 +39,7 @@ class KeptState:
         if len(counted) == 1 and min(counted) >= 0:
             return self._whole(self._slots(FINAL), counted.pop())
         good = self.good(min((t for t in counted if t >= 0), default=2**62))
-        return check_complete(good, self._plan.graph.inputs)
+        return check_complete(good, self.plan.graph.inputs)
 
     def good(self, tick: int) -> Snapshot:
         """The newest state that all endpoints kept at or before `tick`."""
@@ -47,13 +48,19 @@ class KeptState:
         usable = {t.copy().pop(): b for b, t in enumerate(ticks) if len(t) == 1 and max(t) >= 0}
         usable = {t: slot for t, slot in usable.items() if t <= tick}
         if not usable:
-            return self._start
+            return self.start
         best = max(usable)
         return self._whole(self._slots(usable[best]), best)
 
+    def given(self, name: str) -> Any:
+        """A value at the start, or zeros of its shape."""
+        given = {**self.start.past, **self.start.values}
+        cell = self.layout.cells[name]
+        return given[name] if name in given else np.zeros(cell.rows(self.layout.rows), cell.dtype)
+
     def _ticks(self) -> Kept:
         """The tick of each endpoint in each slot, over all hosts."""
-        found: Kept = {slot: dict.fromkeys(self._layout.endpoints, -1) for slot in range(SNAP + 1)}
+        found: Kept = {slot: dict.fromkeys(self.layout.endpoints, -1) for slot in range(SNAP + 1)}
         for kept in self._hosts.each(HostAgent.kept):
             for slot, ticks in kept.items():
                 found[slot] |= ticks
@@ -65,23 +72,18 @@ class KeptState:
         Endpoints in lockstep must have kept it before the same tick. A replica that has left has
         kept its last state.
         """
-        kept, together = self._ticks(), groups(self._plan)
+        kept, together = self._ticks(), groups(self.plan)
         newest = newest_together({b: kept[b] for b in range(FINAL + 1)}, together)
         mine = newest_together({slot: kept[slot]} if slot >= FINAL else {}, together)
         return newest | mine | dict.fromkeys(self._counted, slot)
 
     def _whole(self, slots: Mapping[Replica, int], tick: int) -> Snapshot:
         """The snapshot of all shares; a value that no endpoint kept is taken from the start."""
-        cells, inputs = self._layout.cells, self._plan.graph.inputs
-        given = {**self._start.past, **self._start.values}
-        found = {
-            name: np.array(raw(given[name])) if name in given
-            else np.zeros(cell.rows(self._layout.rows), cell.dtype)
-            for name, cell in cells.items()
-        }  # fmt: skip
+        cells, inputs = self.layout.cells, self.plan.graph.inputs
+        found = {name: raw(self.given(name)) for name in cells}
         for shares in self._hosts.each(lambda host: host.shares(slots)):
             for (replica, name), x in shares.items():
-                found[name][self._layout.span(replica, cells[name])] = x
+                found[name][self.layout.span(replica, cells[name])] = x
         as_jax = {
             name: wrapped(jax.numpy.asarray(x)) if cells[name].is_key else jax.numpy.asarray(x)
             for name, x in found.items()

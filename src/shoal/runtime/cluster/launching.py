@@ -41,25 +41,13 @@ class WorkerExit:
     fix: str = ""
     where: str = ""
     trace: str = ""
-    is_shoal: bool = True
-    replica: tuple[str, int] = ("", 0)
-    tick: int = 0
     sent: Mapping[str, list[int]] = field(default_factory=dict)  # to other hosts, by channel
 
     @property
     def error(self) -> ShoalError:
         """The failure as an exception in the driver."""
-        if self.is_shoal:
-            error = ShoalError.__new__(getattr(errors, self.kind, RunError))
-            ShoalError.__init__(error, self.what, self.fix, self.where)
-        else:
-            error = RunError(
-                f"{self.replica[0]}[{self.replica[1]}] failed at tick {self.tick}: "
-                f"{self.kind}: {self.what}",
-                'Run with --debug for the whole traceback, or with backend="inline" to step '
-                "through.",
-                self.where,
-            )
+        error = ShoalError.__new__(getattr(errors, self.kind, RunError))
+        ShoalError.__init__(error, self.what, self.fix, self.where)
         if self.trace:
             error.add_note(f"In worker {self.worker}:\n{self.trace}")
         return error

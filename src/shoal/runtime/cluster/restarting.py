@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
-
-import numpy as np
 
 from shoal.errors import LostError
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.host_agent import Left, Shares
 from shoal.runtime.cluster.hosts import WorkerHosts
+from shoal.runtime.cluster.kept_state import KeptState
 from shoal.runtime.cluster.launching import name_of
 from shoal.runtime.cluster.supervisor import Group, ReportFailure, Workers
 from shoal.runtime.cluster.worker_config import ProcessSpec, Restart
@@ -64,21 +61,15 @@ class GroupRestarter:
 
     def __init__(
         self,
-        plan: Plan,
         specs: Sequence[ProcessSpec],
         rings: Rings,
-        layout: ControlLayout,
-        start: Snapshot,
+        kept: KeptState,
         hosts: WorkerHosts,
         restart_policy: RestartPolicy,
     ) -> None:
-        self._plan, self._specs, self._rings = plan, specs, rings
-        self._layout, self._start, self._hosts, self._restart_policy = (
-            layout,
-            start,
-            hosts,
-            restart_policy,
-        )
+        self._specs, self._rings, self._kept = specs, rings, kept
+        self._plan, self._layout = kept.plan, kept.layout
+        self._hosts, self._restart_policy = hosts, restart_policy
         self._left: dict[Group, Left] = {}
         self._fresh: dict[Group, Future[Shares]] = {}
         self._reported: dict[Group, int] = {}  # messages that were reported as lost
@@ -138,8 +129,8 @@ class GroupRestarter:
         """Fresh values for what can't be kept, different for each incarnation."""
         if not any(stage.host for stage in self._plan.graph.stages):
             return {}
-        given = {name: self._given(name) for name in self._plan.graph.inputs}
-        tick = max(left.ticks.values(), default=self._start.tick) + incarnation
+        given = {name: self._kept.given(name) for name in self._plan.graph.inputs}
+        tick = max(left.ticks.values(), default=self._kept.start.tick) + incarnation
         fresh = self._restart_policy.fresh(Snapshot(tick, given)).values
         return {
             (end, name): raw(fresh[name])[self._layout.span(end, self._layout.cells[name])]
@@ -147,13 +138,6 @@ class GroupRestarter:
             for name in self._layout.endpoints[end].carried
             if name in fresh and fresh[name] is not given[name]
         }
-
-    def _given(self, name: str) -> Any:
-        """A carried value at the start, or zeros of its shape."""
-        if name in self._start.values:
-            return self._start.values[name]
-        cell = self._layout.cells[name]
-        return np.zeros(cell.rows(self._layout.rows), cell.dtype)
 
     def report(self, failure: ReportFailure) -> None:
         """Report a failure, with the number of messages known to be lost."""

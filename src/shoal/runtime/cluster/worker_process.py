@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from shoal.errors import ShoalError, user_place
 from shoal.planning.plan import Replica, WorkerId
 from shoal.runtime.channels.channel import Channel, Sent, Silent, Waker
 from shoal.runtime.channels.shared_memory import Memory, join_fences
@@ -135,18 +134,14 @@ def _turn(
     control.driver_waker.notify()
 
 
-def _report_of(failure: Failure) -> dict[str, Any]:
-    error = failure.error
-    mine = isinstance(error, ShoalError)
+def _report_of(failure: Failure) -> dict[str, str]:
+    error = failure.explained
     return {
-        "replica": failure.replica,
-        "tick": failure.tick,
         "kind": type(error).__name__,
-        "is_shoal": mine,
-        "what": error.what if mine else str(error).strip().split("\n")[0],
-        "fix": error.fix if mine else "",
-        "where": error.where if mine else user_place(error),
-        "trace": "".join(traceback.format_exception(error)),
+        "what": error.what,
+        "fix": error.fix,
+        "where": error.where,
+        "trace": "".join(traceback.format_exception(failure.error)),
     }
 
 

@@ -50,6 +50,20 @@ class Failure(Exception):
         super().__init__(f"{replica[0]}[{replica[1]}] at tick {tick}: {error}")
         self.replica, self.tick, self.error = replica, tick, error
 
+    @property
+    def explained(self) -> ShoalError:
+        """The error as a `ShoalError` that names the replica, the tick and the line."""
+        error, (fragment, end) = self.error, self.replica
+        if isinstance(error, ShoalError):
+            return error
+        first = str(error).strip().split("\n")[0]
+        return RunError(
+            f"{fragment}[{end}] failed at tick {self.tick}: {type(error).__name__}: {first}",
+            'Run with --debug for the whole traceback, or with backend="inline" to step through '
+            "it.",
+            user_place(error),
+        )
+
 
 class FragmentExecutor(Protocol):
     """Runs the segments of one fragment for all of its endpoints in this process."""
