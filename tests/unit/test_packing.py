@@ -36,7 +36,8 @@ def carried(values, packing):
     """Send values through a codec: the received arrays, and the number of bytes sent."""
     parts = [(x.shape, x.dtype) for x in values]
     here, there = Codec(parts, packing), Codec(parts, packing)
-    views, length = here.pack(values)
+    views = here.pack(values)
+    length = sum(map(len, views))
     data = b"".join(bytes(memoryview(v).cast("B")) if len(v) else b"" for v in views)
     assert len(data) == length
     least, most = there.bounds

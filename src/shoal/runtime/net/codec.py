@@ -60,18 +60,16 @@ class Codec:
                 return None
         return None if self.is_compressed else [as_bytes(x) for x in values]
 
-    def pack(self, values: Sequence[np.ndarray]) -> tuple[list[Any], int]:
-        """Pack values; returns the buffers to send and their size in bytes."""
+    def pack(self, values: Sequence[np.ndarray]) -> list[Any]:
+        """Pack values; returns the buffers to send."""
         for x, target in zip(values, self.arrays, strict=True):
             target[...] = x
         if not self.is_compressed:
-            return [self._bytes], self.length
+            return [self._bytes]
         import lz4.block
 
         compressed = lz4.block.compress(self._whole, store_size=False)
-        if len(compressed) < self.length:
-            return [compressed], len(compressed)
-        return [self._bytes], self.length
+        return [compressed if len(compressed) < self.length else self._bytes]
 
     def buffer(self, length: int) -> np.ndarray:
         """The buffer for a message of `length` bytes before it is unpacked."""
@@ -104,27 +102,27 @@ def _bfloat16() -> Any:
 
 
 class Outgoing:
-    """An outgoing message: views of the sender's arrays, until it is copied."""
+    """An outgoing message: the buffers to send, which don't change until it is acknowledged."""
 
-    __slots__ = ("kept", "length", "number", "version", "views")
+    __slots__ = ("length", "number", "version", "views")
 
-    def __init__(self, views: Sequence[Any] = (), *, kept: bool = True) -> None:
-        self.views, self.kept = views, kept
-        self.number, self.version, self.length = -1, 0, sum(map(len, views))
+    def __init__(self, views: Sequence[Any] = (), number: int = -1, version: int = 0) -> None:
+        self.views, self.number, self.version = views, number, version
+        self.length = sum(map(len, views))
 
 
 class SendBuffer:
     """One endpoint's messages to some workers, kept until they are acknowledged.
 
-    A message is sent directly from its arrays and copied afterwards, so that it can be sent again
-    after the sender has changed them. At most `slots` may be unacknowledged; 0 means no limit.
+    Read-only arrays are sent and kept as they are, others as copies. At most `slots` messages may
+    be unacknowledged; 0 means no limit.
     """
 
     def __init__(self, parts: list[Target], packing: Packed, slots: int) -> None:
         self._parts = [(name, is_key, rows) for _, name, is_key, rows in parts]
         self._make = lambda: codec_of(parts, packing)
         self._codecs = [self._make() for _ in range(max(1, slots))]
-        self._slots, self._values = slots, list[np.ndarray]()
+        self._slots = slots
         self.newest, self.plain = Outgoing(), self._codecs[0].plain
 
     def put(self, message: Message, number: int, version: int) -> Outgoing:
@@ -136,25 +134,12 @@ class SendBuffer:
             x = message[name]
             x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
             values.append(x if rows is None else x[rows])
-        found = Outgoing()
-        found.number, found.version = number, version
-        views = self._codecs[0].lent(values)
+        views = self._codecs[0].lent(values) if all(map(is_fixed, values)) else None
         if views is None:
-            found.views, found.length = self._codec(number).pack(values)
-        else:
-            found.views, found.length = views, self._codecs[0].length
-            found.kept = all(map(is_fixed, values))
-        self.newest, self._values = found, [] if found.kept else values
-        return found
-
-    def keep(self) -> None:
-        """Copy the newest message after it was sent, unless it is read-only."""
-        if not self.newest.kept:
-            self.newest.views, _ = self._codec(self.newest.number).pack(self._values)
-            self.newest.kept, self._values = True, []
-
-    def _codec(self, number: int) -> Codec:
-        return self._codecs[number % self._slots] if self._slots else self._make()
+            codec = self._codecs[number % self._slots] if self._slots else self._make()
+            views = codec.pack(values)
+        self.newest = Outgoing(views, number, version)
+        return self.newest
 
 
 class Landing:

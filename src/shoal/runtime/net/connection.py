@@ -160,15 +160,8 @@ class _Unacknowledged(NamedTuple):
 class Connection:
     """A connection to one other worker, across reconnects, until one of the two ends."""
 
-    def __init__(
-        self,
-        name: str,
-        check: Callable[[], None],
-        wake: Callable[[], None] = lambda: None,
-        *,
-        loose: bool = False,
-    ) -> None:
-        self.name, self._check, self._wake = name, check, wake
+    def __init__(self, name: str, check: Callable[[], None], *, loose: bool = False) -> None:
+        self.name, self._check = name, check
         self.loose = loose  # others can run without this worker, and it may be replaced
         self.sock: socket.socket | None = None
         self.inbox: Inbox | None = None
@@ -205,11 +198,6 @@ class Connection:
         if self.broken:
             self.check()
 
-    def kept(self) -> None:
-        """Continue resending: the body of the last frame was copied, so it may be sent again."""
-        if not self._direct:
-            self._wake()
-
     def _forget(self) -> None:
         """Drop the frames that were acknowledged."""
         acknowledged = self.inbox.incoming.acknowledged if self.inbox is not None else 0
@@ -238,8 +226,6 @@ class Connection:
                     if following is None:
                         self._direct = True
                         break
-                    if not following.body.kept:
-                        return False  # its sender is about to copy it, and then calls `kept`
                     self._rest, _ = self._packed(following)
                     self._sent = following.sequence
                 try:

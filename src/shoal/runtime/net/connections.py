@@ -158,7 +158,7 @@ class Connections:
             for other in sorted(others - self._expected):
                 self._addresses[other] = addresses[other]
                 self._calls[other] = _Call(FIRST if other in self._first else REPLACE)
-        self._loop.start(self._woken)
+        self._loop.start()
         until = time.monotonic() + START_TIMEOUT_S
         while missing := others - self.links.keys():
             self._check()
@@ -183,9 +183,7 @@ class Connections:
         )
 
     def _link(self, other: int) -> Connection:
-        return Connection(
-            self.names[other], self._check, self._loop.call, loose=self._is_loose(other)
-        )
+        return Connection(self.names[other], self._check, loose=self._is_loose(other))
 
     def _is_loose(self, other: int) -> bool:
         """Whether a worker may be replaced while this one stays."""
@@ -211,12 +209,6 @@ class Connections:
         return SocketWaker(waker, self._loop, wakes, spin)
 
     # The loop.
-
-    def _woken(self) -> None:
-        """Resend the frames that other threads have queued."""
-        for link in self.links.values():
-            if link.sock is not None and link.inbox is not None and not link.is_direct:
-                self._watch(link)
 
     def _tick(self, now: float) -> bool:
         """Handle deadlines of handshakes, connects and reconnects; returns whether any are left."""

@@ -40,13 +40,12 @@ class Loop:
         self._wakes, self._woken = socket.socketpair()
         self._wakes.settimeout(0)
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Start the thread; `wake` is called after each `call`."""
+    def start(self) -> None:
+        """Start the thread."""
 
         def woken(_: int) -> bool:
             with suppress(OSError):
                 self._woken.recv(4096, socket.MSG_DONTWAIT)
-            wake()
             return False
 
         self.watch(self._woken, woken)

@@ -67,11 +67,6 @@ class Outbound:
         link = self._channel.links.links[self.worker]
         link.send(frame, found, newest=self._channel.is_latest)
 
-    def keep(self) -> None:
-        """Copy a message after it was sent to all, to keep it until it is acknowledged."""
-        self._buffer.keep()
-        self._channel.links.links[self.worker].kept()
-
     def send_newest(self) -> None:
         """Send the newest message again, if any, to a replacement worker."""
         if self._buffer.newest.number >= 0:
@@ -134,8 +129,6 @@ class TcpChannel:
             number = self.state.counts.puts[end]
             for outbound in self._outbound[end]:
                 outbound.send(message, number, version)
-            for outbound in self._outbound[end]:
-                outbound.keep()
             if self._is_near[end]:
                 self._ring.put(end, message, version)
             else:
