@@ -35,7 +35,7 @@ BANNED = {
     "parcels?": "Codec, encoded message",
     "the how|how manieth": "n, index",
     "bear|bears|bore": "tolerate, accept",
-    "boards?|desks?": "ControlBlock",
+    "(?<!tensor )boards?|desks?": "ControlBlock",
     "banks?": "snapshot slots",
     "seat|seats|seated": "WorkerId",
     "shelf|shelves": "SendBuffer",

@@ -144,7 +144,7 @@ def describe(job: Job, drawn: Plan, before: Mapping[str, Any], options: RunOptio
     }  # fmt: skip
 
 
-def _outlets(run: Run, options: RunOptions, say: Say) -> Outlets:
+def _outlets(run: Run, options: RunOptions, say: Log) -> Outlets:
     """Functions of the user and sinks; sinks that aren't given are as they were."""
     callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
     log = check_log(run.record.get("log", []) if options.log is None else options.log)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 from shoal.runs.sinks.sink import About, Point, Row, Sink, evaluation_point, point_of
-from shoal.runtime.logs import Say
+from shoal.runtime.logs import Log
 
 EVERY_S = 0.2  # between points of a sink
 MOST_ROWS = 64  # of which a point is the mean; of more, as many are taken evenly
@@ -51,7 +51,7 @@ def check_log(log: Any) -> tuple[Any, ...]:
 class Feeds:
     """The sinks of a run."""
 
-    def __init__(self, log: Iterable[Any], about: About, say: Say) -> None:
+    def __init__(self, log: Iterable[Any], about: About, say: Log) -> None:
         self._feeds = [Feed(each, about, say) for each in log]
         self._seconds = 0.0
 
@@ -78,7 +78,7 @@ class Feeds:
 class Feed:
     """One sink and its thread."""
 
-    def __init__(self, sink: str | Sink, about: About, say: Say) -> None:
+    def __init__(self, sink: str | Sink, about: About, say: Log) -> None:
         self.title = sink if isinstance(sink, str) else type(sink).__name__
         self.rows: deque[Row] = deque(maxlen=KEPT)
         self.points: deque[Point] = deque(maxlen=KEPT)

@@ -50,9 +50,9 @@ class ProcessRun:
         hosts: Hosts,
         restart_policy: RestartPolicy,
     ) -> None:
-        plan = self._plan = plan.over_processes
+        plan, self._restart_policy = plan.over_processes, restart_policy
         by_name = {p.fragment: p for p in programs}
-        self._collector = Collector(plan, programs, start.tick)
+        self._plan, self._collector = plan, Collector(plan, programs, start.tick)
         self.ready, self.looked = self._collector.ready, self._collector.looked
         self._assignment = ProcessAssignment(plan, by_name, start)
         worker_ids, names = self._assignment.worker_ids, self._assignment.worker_map.hosts
@@ -83,14 +83,9 @@ class ProcessRun:
         kept = start if plan.is_copied else start.without(self._carried)
         given = {**start.past, **start.values}
         self._given = {name: raw(given[name]) for name in layout.cells if name in given}
-        self._kept, self._restart_policy = (
-            KeptState(plan, layout, kept, self._hosts),
-            restart_policy,
-        )
-        self.good = self._kept.good
-        self._restarter = GroupRestarter(
-            self._specs, rings, self._kept, self._hosts, restart_policy
-        )
+        states = self._kept = KeptState(plan, layout, kept, self._hosts)
+        self.good = states.good
+        self._restarter = GroupRestarter(self._specs, rings, states, self._hosts, restart_policy)
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._awaited: set[Replica] = set()  # endpoints that have not written their snapshot
 
