@@ -65,3 +65,11 @@ def test_a_command_of_the_pages_is_valid(command):
     named = getattr(parsed.options, "distribute", None)
     if named and ".py:" not in named:
         assert make_distribution(named, parsed.options.distribute_settings) is not None
+
+
+def test_the_files_that_the_architecture_names_exist():
+    folders = (ROOT / "src", ROOT / "tests")
+    there = [str(path) for folder in folders for path in folder.rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert named
+    assert [name for name in named if not any(t.endswith(f"/{name}") for t in there)] == []
