@@ -173,7 +173,7 @@ def test_an_answer_that_never_came_is_given_again():
         listening, calling = (one for one in sorted(wired.links, key=lambda one: one.me))
         link = calling.links[0]
         assert not link.received, "nothing has come, so this looks like a first connection"
-        with calling._loop.turn:
+        with calling._loop.lock:
             calling._loop.unwatch(link.sock)
             link.fall("its answer was lost", HANG)
             calling._calls[0] = making._Call(making.FIRST)

@@ -124,7 +124,7 @@ def test_a_deadlock_is_reported_exactly_when_all_unfinished_replicas_wait(net):
     team = Scheduler(walkers, lines, None)
     message = ""
     try:
-        team.turn(Limit(1))
+        team.run(Limit(1))
     except RunError as error:
         message = str(error)
     left = [w for w in walkers if w.moves]
@@ -143,7 +143,7 @@ def test_a_deadlock_names_the_blocked_replicas():
         Walker(("b", 0), [("c", True), ("d", False)], lines),
     ]
     with pytest.raises(RunError, match="stuck") as error:
-        Scheduler(walkers, lines, None).turn(Limit(1))
+        Scheduler(walkers, lines, None).run(Limit(1))
     assert "b[0] waits for a on c" in str(error.value)
     assert "a[0] waits for b on d" in str(error.value)
 

@@ -54,14 +54,16 @@ class Place:
 
 def place(distribution: DistributionPolicy, cluster: Cluster) -> dict[str, tuple[Place, ...]]:
     """A place for each replica: devices of the kind round-robin, shared if there are too few."""
-    turn = {"cpu": 0, "gpu": 0}
+    used = {"cpu": 0, "gpu": 0}
     placed: dict[str, tuple[Place, ...]] = {}
     for fragment in distribution.fragments:
         kind = _kind(fragment, cluster)
-        room, count = cluster.places(kind), starting(fragment, distribution, cluster)
-        first = turn[kind] if len(room) >= turn[kind] + count else 0
-        placed[fragment.name] = tuple(room[(first + i) % len(room)] for i in range(fragment.most))
-        turn[kind] = first + count
+        devices, count = cluster.places(kind), starting(fragment, distribution, cluster)
+        first = used[kind] if len(devices) >= used[kind] + count else 0
+        placed[fragment.name] = tuple(
+            devices[(first + i) % len(devices)] for i in range(fragment.most)
+        )
+        used[kind] = first + count
     for fragment in distribution.fragments:
         if fragment.beside:  # in the same workers, so on the same hosts
             hosts = placed[fragment.beside]

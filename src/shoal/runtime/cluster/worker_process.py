@@ -121,7 +121,7 @@ def _turn(
     """Run one scheduler; at the end write its endpoints' carried state, if it is complete."""
     number, scheduler, workers = own
     try:
-        scheduler.turn(SharedLimit(control, number))  # type: ignore[arg-type]
+        scheduler.run(SharedLimit(control, number))  # type: ignore[arg-type]
     except Stopped:
         pass
     except Failure as failure:

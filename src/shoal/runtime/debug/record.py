@@ -201,7 +201,7 @@ def record(plan: Plan, recording: Recording, path: Path, state: Any) -> int:
     try:
         tape.write({"channel": "", "end": 0, "tick": 0, "versions": ()}, values)
         local = LocalRun(plan, programs, Snapshot(0, values), Inline, wrap)
-        Scheduler(local.workers, local.channels, None, None, local.run_many).turn(
+        Scheduler(local.workers, local.channels, None, None, local.run_many).run(
             Limit(recording.ticks)
         )
         return tape.close({**asdict(recording), "reader": reader, "plan": str(plan)})
@@ -262,7 +262,7 @@ def replay(plan: Plan, path: Path) -> Iterator[tuple[int, Shown]]:
     ]
     many = executor.run_many if isinstance(executor, CompiledExecutor) else None
     for tick in range(about["ticks"]):
-        Scheduler(workers, channels, None, None, many).turn(Limit(tick + 1))
+        Scheduler(workers, channels, None, None, many).run(Limit(tick + 1))
         yield from collector.ready()
 
 

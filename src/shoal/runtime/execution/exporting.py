@@ -253,8 +253,8 @@ class ExportedSegments:
         together = jax.jit(loaded.call, in_shardings=shardings, compiler_options=options)
 
         def run(end: int, *args: Any) -> Sequence[Any]:
-            given = zip(args, exported.ins, shardings, strict=True)
-            whole = [_whole(x, axis, sharding, device) for x, axis, sharding in given]
+            parts = zip(args, exported.ins, shardings, strict=True)
+            whole = [_whole(x, axis, sharding, device) for x, axis, sharding in parts]
             made = zip(together(*whole), exported.outs, strict=True)
             return [_mine(x, axis) for x, axis in made]
 

@@ -218,7 +218,7 @@ class Inline:
     def alive(self, seconds: float) -> bool:
         """Run one tick."""
         begun = self._run.tick
-        self._scheduler.turn(_OneTick(self._limit, begun))  # type: ignore[arg-type]
+        self._scheduler.run(_OneTick(self._limit, begun))  # type: ignore[arg-type]
         return self._run.tick > begun
 
     def stop(self) -> None:
@@ -286,7 +286,7 @@ class Threads:
 
     def _work(self, scheduler: Scheduler, limit: Limit) -> None:
         try:
-            scheduler.turn(limit)
+            scheduler.run(limit)
         except Stopped:
             return
         except Failure as failure:

@@ -164,8 +164,8 @@ class Lowering:
         keys = [self.is_key(name) for name in segment.reads]
 
         def work(*args: Any) -> tuple[Any, ...]:
-            given = (wrap_key_data(x) if k else x for x, k in zip(args, keys, strict=True))
-            env = dict(zip(segment.reads, given, strict=True))
+            arrays = (wrap_key_data(x) if k else x for x, k in zip(args, keys, strict=True))
+            env = dict(zip(segment.reads, arrays, strict=True))
             self.run(segment.work, env, first)
             return tuple(
                 jnp.zeros(()) if env[n] is None else key_data(env[n]) if self.is_key(n) else env[n]

@@ -38,7 +38,7 @@ class Scheduler:
         self._workers = {w.replica: w for w in workers}
         self._channels, self._waker = channels, waker
         self._serve, self._run_many = serve or Serve(), run_many
-        self._turning: dict[Replica, Generator[Wants | Runs, Any, None]] = {}
+        self._running: dict[Replica, Generator[Wants | Runs, Any, None]] = {}
         self._waiting: dict[Replica, Wants] = {}
         self._asking: dict[Replica, Runs] = {}
         self._ready: deque[tuple[Replica, Any]] = deque()
@@ -65,10 +65,10 @@ class Scheduler:
         """Whether all of its endpoints are asynchronous."""
         return all(w.is_asynchronous for w in self._workers.values())
 
-    def turn(self, limit: Limit) -> None:
+    def run(self, limit: Limit) -> None:
         """Run every endpoint up to the limit."""
-        fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._turning}
-        self._turning |= fresh  # asynchronous endpoints are still in their turn from before
+        fresh = {r: w.ticks(limit) for r, w in self._workers.items() if r not in self._running}
+        self._running |= fresh  # asynchronous endpoints are still in their turn from before
         ready = self._ready  # also those that were ready when the last limit was reached
         ready.extend((replica, None) for replica in fresh)
         while self._is_needed():
@@ -83,11 +83,11 @@ class Scheduler:
     def _is_needed(self) -> bool:
         """Whether a synchronous endpoint is left to run, or any if all are asynchronous."""
         counted = [r for r, w in self._workers.items() if not w.is_asynchronous]
-        return any(r in self._turning for r in counted or self._workers)
+        return any(r in self._running for r in counted or self._workers)
 
     def _advance(self, replica: Replica, value: Any) -> None:
         """Run one endpoint until it has to wait."""
-        end, worker = self._turning[replica], self._workers[replica]
+        end, worker = self._running[replica], self._workers[replica]
         try:
             while True:
                 event = end.send(value)
@@ -100,7 +100,7 @@ class Scheduler:
                     self._waiting[replica] = event
                     return
         except StopIteration:
-            del self._turning[replica]
+            del self._running[replica]
         except Stopped:
             raise
         except (Exception, SystemExit) as error:

@@ -150,7 +150,7 @@ class Connections:
         self._first = group if is_late else others
         self._expected = frozenset(other for other in self._first if other > self.me)
         self._callers = len(self._expected) + len(self.membership.handover_sizes)
-        with self._loop.turn:
+        with self._loop.lock:
             if listener is not None and (self._expected or self.membership.handover_sizes):
                 self._listener = listener
                 listener.settimeout(0)
@@ -196,7 +196,7 @@ class Connections:
         wake: Callable[[], None],
     ) -> None:
         """Start to read all connections; `wake` is called when one is lost."""
-        with self._loop.turn:
+        with self._loop.lock:
             self._wake_worker, self._handler = wake, handler
             for other, link in self.links.items():
                 link.open(Inbox(incoming[other], handler))
@@ -453,7 +453,7 @@ class Connections:
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
         try:
             with self._replacing:
-                with self._loop.turn:
+                with self._loop.lock:
                     self._begin_incarnation(other, claim.incarnation)
                     if self._handler is None:  # no message was sent yet
                         words = bytes(8 * self.membership.handover_sizes[other])
@@ -468,7 +468,7 @@ class Connections:
                     link.renew(sock, signing)
 
                 incoming = self._handler.replaced(other, let_in)
-                with self._loop.turn:
+                with self._loop.lock:
                     link.open(Inbox(incoming, self._handler))
                     self._watch(link)
         except (ProtocolError, OSError) as error:
@@ -543,7 +543,7 @@ class Connections:
                 self._check()
                 threading.Event().wait(0.02)
         self._closed = True
-        with self._loop.turn:
+        with self._loop.lock:
             if self._listener is not None:
                 self._loop.unwatch(self._listener)
                 self._listener.close()

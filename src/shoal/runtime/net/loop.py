@@ -30,7 +30,7 @@ class Loop:
 
     def __init__(self, tick: Callable[[float], bool]) -> None:
         self._tick, self._tick_at, self._is_busy = tick, 0.0, True
-        self.turn = threading.RLock()  # held while callbacks run
+        self.lock = threading.RLock()  # held while callbacks run
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, Callback] = {}  # those of established connections
         self._skipped = 0
@@ -53,7 +53,7 @@ class Loop:
 
     def watch(self, sock: socket.socket, callback: Callback, mask: int = READ) -> None:
         """Set the callback for when a socket is ready."""
-        with self.turn:
+        with self.lock:
             is_known = sock.fileno() in self._selector.get_map()
             change = self._selector.modify if is_known else self._selector.register
             change(sock.fileno(), mask, callback)
@@ -61,13 +61,13 @@ class Loop:
 
     def watch_stream(self, sock: socket.socket, callback: Callback, mask: int) -> None:
         """Watch a connection; it is read without polling if it is the only one."""
-        with self.turn:
+        with self.lock:
             self.watch(sock, callback, mask)
             self._streams[sock.fileno()] = callback
 
     def unwatch(self, sock: socket.socket | None) -> None:
         """Remove a socket's callback; it is not running when this returns."""
-        with self.turn:
+        with self.lock:
             fd = -1 if sock is None else sock.fileno()
             if fd >= 0 and fd in self._selector.get_map():
                 self._streams.pop(fd, None)
@@ -81,13 +81,13 @@ class Loop:
         """Handle ready sockets, waiting up to `seconds`; returns whether data arrived."""
         if not seconds and len(self._streams) == 1 and self._skipped < MOST_SKIPPED:
             self._skipped += 1
-            with self.turn:
+            with self.lock:
                 for callback in list(self._streams.values()):
                     return callback(READ)
         self._skipped = 0
         ready = self._selector.select(min(seconds, TICK_S) if self._is_busy else seconds)
         came = False
-        with self.turn:
+        with self.lock:
             watched = self._selector.get_map()
             for key, mask in ready:
                 # One that was closed meanwhile, or whose fd was reused, has nothing to read.
