@@ -1,5 +1,9 @@
 """What no command can mean is one line with what to do, exit 2, and nothing is written."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from shoal.algorithms import PPO
@@ -47,6 +51,11 @@ CASES = [
     ("plan loop.py:Loop --save no/p.shoal", "its folder isn't there"),
     ("plan loop.py:Loop --save p.shoal --out no/x.txt", "its folder isn't there"),
     ("plan loop.py:Loop --save p.shoal --out x.pdf", "End it in .txt, .json, .html"),
+    ("plan loop.py:Loop --save loop.py/p.shoal", "its folder isn't there"),
+    (f"runs plot {'x' * 400}", "there is no run in xxx"),
+    ("runs plot /*", "there is no run in /*"),
+    ("runs rm '' --yes", "there is no run in "),
+    ("runs plot list.toml --out no/x.svg", "its folder isn't there"),
     ("record loop.py:Loop --edge a>b --out .", "it is a folder"),
     ("graph loop.py:Loop --distribute impala", "unknown option --distribute"),
     ("graph loop.py:Loop --actors 2", "unknown option --actors"),
@@ -103,6 +112,14 @@ def test_a_list_of_a_toml_file_is_a_tuple_and_a_flag_says_how_long_instead_of_th
     assert make_job(options).algorithm.sizes == (4, 5)
     with pytest.raises(SettingError, match="both say how long"):
         parse(["train", "--config", "list.toml", "--steps", "10", "--ticks", "3"])
+
+
+def test_devices_are_made_before_an_environment_starts_jax(here):
+    pytest.importorskip("gymnax")
+    words = ["plan", "a2c", "CartPole-v1", "--distribute", "fused", "--devices", "2"]
+    command = [sys.executable, "-m", "shoal", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "2 as one" in done.stdout or (os.cpu_count() == 1 and "has 1" in done.stderr), done
 
 
 def test_words_after_two_dashes_are_no_flags(here):

@@ -32,8 +32,10 @@ def check_file(path: Path | None, *suffixes: str) -> None:
             wrong = "it is a folder"
         elif path.exists() and not path.is_file():
             wrong = "it is no plain file"
+        elif not path.parent.is_dir():
+            wrong = "its folder isn't there"
         elif not os.access(path if path.exists() else path.parent, os.W_OK):
-            wrong = "you may not write there" if path.parent.exists() else "its folder isn't there"
+            wrong = "you may not write there"
     except (OSError, ValueError) as error:  # too long, or with a NUL
         wrong = error.strerror or "" if isinstance(error, OSError) else str(error)
     if not wrong and suffixes and path.suffix not in suffixes:

@@ -14,13 +14,13 @@ from shoal.envs.registry import FAMILIES
 from shoal.errors import SettingError, printable
 from shoal.pages import graph_page, plan_page
 from shoal.planning.plan import Plan
-from shoal.runs.making import FILE, Job, default_distribution, make_distribution, make_job
+from shoal.runs.making import FILE, Job, default_distribution, make_job
 from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runs.sources import with_sources
-from shoal.runs.training import draw, verified
+from shoal.runs.training import chosen_distribution, draw, verified
 from shoal.runs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
 from shoal.runtime.debug.record import record as recorded
@@ -172,8 +172,8 @@ def run(options: SavedOptions) -> int:
 
 def _drawn(options: LoopOptions, ticks: int | None = None) -> tuple[Plan, Job]:
     """The plan of a loop as the options say it."""
+    chosen = chosen_distribution(options)
     job = make_job(options, ticks=ticks)
-    chosen = make_distribution(options.distribute, options.distribute_settings)
     return draw(job, chosen or default_distribution(job.env)), job
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.files import write_text
+from shoal.cli.files import check_file, write_text
 from shoal.errors import SettingError
 from shoal.pages.plot import AXES, plot
 from shoal.runs.comparing import Comparison, Scores, compare
@@ -115,8 +115,7 @@ def plot_runs(options: PlotOptions) -> int:
     """Write the learning curves of groups of runs."""
     if options.over not in AXES:
         raise SettingError(f"--over {options.over}", f"Say one of: {', '.join(AXES)}.")
-    if options.out.suffix != ".svg":
-        raise SettingError(f"can't write {options.out}", "Let its name end in .svg.")
+    check_file(options.out, ".svg")
     write_text(options.out, plot([group(n) for n in options.runs], options.metric, options.over))
     print(f"Written to {options.out}")
     return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import SettingError
+from shoal.errors import SettingError, printable
 from shoal.runs.folder import is_locked
 
 DEEP = ("*", "*/*")  # where runs are in a folder of runs: in it, or in a group of seeds
@@ -63,18 +63,26 @@ def listed(folder: Path) -> ListedRun:
 
 def group(name: str, root: Path = Path("runs")) -> Group:
     """The runs that a name stands for: one run, the runs in a folder, or those of a pattern."""
-    for base in (Path(), root):
-        place = base / name
-        if (place / "run.json").exists():
-            return Group(name, (listed(place),))
-        if found := [path.parent for path in place.glob("*/run.json")]:
-            return Group(name, tuple(map(listed, sorted(found))))
-        if "*" in name and (found := [path.parent for path in base.glob(f"{name}/run.json")]):
-            return Group(name, tuple(map(listed, sorted(found))))
-    raise SettingError(
-        f"there is no run in {name}",
-        "Name a run, a folder of runs as --seeds makes, or a pattern; `shoal runs` lists them.",
-    )
+    try:
+        found = next(filter(None, (_found(base, name) for base in (Path(), root))), [])
+    except (OSError, ValueError, NotImplementedError):  # too long, with a NUL, no such pattern
+        found = []
+    if not found or not name:  # which would be all of them
+        raise SettingError(
+            f"there is no run in {printable(name)[:60]}",
+            "Name a run, a folder of runs as --seeds makes, or a pattern; `shoal runs` lists them.",
+        )
+    return Group(name, tuple(map(listed, sorted(found))))
+
+
+def _found(base: Path, name: str) -> list[Path]:
+    """The folders of the runs that a name stands for in a folder."""
+    place = base / name
+    if (place / "run.json").exists():
+        return [place]
+    if found := [path.parent for path in place.glob("*/run.json")]:
+        return found
+    return [path.parent for path in base.glob(f"{name}/run.json")] if "*" in name else []
 
 
 def removable(names: Sequence[str]) -> list[Path]:

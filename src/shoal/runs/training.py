@@ -22,7 +22,7 @@ from shoal.roles import with_roles
 from shoal.runs.folder import locked, new_folder
 from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, steps_a_tick
 from shoal.runs.making import Job, default_distribution, make_distribution, make_job
-from shoal.runs.options import PlaceOptions, TrainOptions, VerifyOptions, takes
+from shoal.runs.options import LoopOptions, PlaceOptions, TrainOptions, VerifyOptions, takes
 from shoal.runs.records import check_metrics
 from shoal.runs.sinks.feeding import check_log
 from shoal.runtime.cluster.machine import this_machine
@@ -56,9 +56,9 @@ def train(options: TrainOptions) -> Trained:
 def trained(options: TrainOptions) -> Trained:
     """As `train`, of options that are an object."""
     use_compile_cache()
+    chosen = chosen_distribution(options)
     job = make_job(options, ticks=options.ticks, evaluate=options.evaluate)
     backend = check_backend(options.backend or BACKEND)
-    chosen = make_distribution(options.distribute, options.distribute_settings)
     distribution = beside_evaluation(job, chosen or default_distribution(job.env))
     cluster = cluster_of(options, backend)
     drawn = draw(job, distribution, cluster)
@@ -82,13 +82,21 @@ def verify(options: VerifyOptions) -> Verification:
 def verified(options: VerifyOptions) -> Verification:
     """As `verify`, of options that are an object."""
     use_compile_cache()
+    chosen = chosen_distribution(options)
     job = make_job(options, ticks=options.ticks)
     backend = check_backend(options.backend or BACKEND)
-    chosen = make_distribution(options.distribute, options.distribute_settings)
     distribution = chosen or default_distribution(job.env)
     drawn = draw(job, distribution, cluster_of(options, backend))
     state = drawn.graph.origin.start(options.seed, job.envs)
     return verify_plan(drawn, backend, ticks=job.ticks, state=state)
+
+
+def chosen_distribution(options: LoopOptions) -> DistributionPolicy | None:
+    """The distribution policy of the options, if any; JAX gets its devices before it starts."""
+    found = make_distribution(options.distribute, options.distribute_settings)
+    if found is not None:
+        ensure_devices(found)
+    return found
 
 
 def draw(job: Job, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
