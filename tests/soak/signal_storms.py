@@ -163,6 +163,7 @@ def rounds_of(seed):
 
 def main(rounds, seed, first=0):
     """Stop a number of runs; print the results."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     table = Counter()
     with tempfile.TemporaryDirectory() as place:
         root, temporary, whole = Path(place), Path(place) / "tmp", Path(place) / "whole"

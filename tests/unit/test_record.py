@@ -46,6 +46,18 @@ def test_a_file_that_is_not_a_recording_is_rejected(tmp_path):
         read_tape(tmp_path / "old.tape")
 
 
+def test_a_compressed_file_is_rejected_before_it_fills_the_memory(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.tape", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("tape.json", '{"form": 2}')
+        file.writestr("0/0.npy", bytes(10**6))
+    with pytest.raises(shoal.ShoalError, match="it is compressed"):
+        read_tape(tmp_path / "bomb.tape")
+    with zipfile.ZipFile(tmp_path / "bomb.shoal", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("plan.json", bytes(2**26 + 1))
+    with pytest.raises(shoal.ShoalError, match=r"plan\.json holds more than"):
+        shoal.load_plan(tmp_path / "bomb.shoal")
+
+
 def test_the_commands_record_and_replay(tmp_path, capsys):
     pytest.importorskip("gymnax")
     out = str(tmp_path / "edge.tape")

@@ -43,6 +43,16 @@ def test_an_invalid_scale_json_is_reported_once_and_ignored(tmp_path, text, monk
     assert "scale.json is ignored" in said[0]
 
 
+def test_a_folder_for_a_scale_json_is_reported_once_and_ignored(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.runs.status.EVERY", 0.0)
+    said = []
+    status = Status(tmp_path, {}, said.append)
+    (tmp_path / "scale.json").mkdir()
+    assert [status.scale() for _ in range(3)] == [{}] * 3
+    assert len(said) == 1
+    assert "scale.json is ignored" in said[0]
+
+
 def test_a_run_whose_process_was_killed_is_not_shown_as_running(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
     with locked(tmp_path):

@@ -37,7 +37,7 @@ from shoal.runtime.execution.fragment import FragmentSpec
 from shoal.runtime.execution.lowering import lowering_of
 
 FORM = 2
-MOST_BYTES = 2**31  # of a file, unpacked
+MOST_BYTES, MOST_JSON_BYTES = 2**31, 2**26  # of a file, unpacked, and of its description
 LEFT_OUT = ("code", "origin", "saved")  # fields that are about the loop's own Python
 KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -115,6 +115,8 @@ def load_plan(path: str | Path) -> Plan:
         with zipfile.ZipFile(path) as file:
             if sum(one.file_size for one in file.infolist()) > MOST_BYTES:
                 raise ValueError(f"it holds more than {MOST_BYTES} bytes")
+            if file.getinfo("plan.json").file_size > MOST_JSON_BYTES:
+                raise ValueError(f"its plan.json holds more than {MOST_JSON_BYTES} bytes")
             data = json.loads(file.read("plan.json"))
             form = dict(data["map"])["form"]
             if form != FORM:

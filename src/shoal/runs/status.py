@@ -72,12 +72,16 @@ class Status:
         """The number of replicas requested per fragment; a damaged file is reported and ignored."""
         if time.monotonic() - self._asked >= EVERY / 4:
             self._asked = time.monotonic()
-            with suppress(FileNotFoundError):
-                self._read_wanted(self._wanted.read_bytes())
+            if os.path.lexists(self._wanted):
+                self._read_wanted()
         return self._counts
 
-    def _read_wanted(self, text: bytes) -> None:
+    def _read_wanted(self) -> None:
         """Parse the request once; a file that isn't counts by names is reported."""
+        try:
+            text = self._wanted.read_bytes()
+        except OSError as error:  # such as a folder
+            text = str(error).encode()
         if text == self._text:
             return
         self._text = text

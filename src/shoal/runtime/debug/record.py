@@ -216,6 +216,8 @@ def read_tape(path: Path) -> TapeFile:
         with zipfile.ZipFile(path) as file:
             if file.getinfo("tape.json").file_size > MOST_BYTES:
                 raise ValueError("its description is too large")
+            if any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist()):
+                raise ValueError("it is compressed, so it could be of any size")
             about = json.loads(file.read("tape.json"))
         check_form(about, FORM)
     except DAMAGE as error:
@@ -227,7 +229,7 @@ def read_tape(path: Path) -> TapeFile:
 
 # The errors raised by damaged files: missing, truncated, altered or nested too deeply.
 DAMAGE = (OSError, KeyError, ValueError, EOFError, RecursionError, NotImplementedError)
-DAMAGE = (*DAMAGE, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGE = (*DAMAGE, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def _unreadable(path: Path, why: str) -> SettingError:
