@@ -100,6 +100,33 @@ COMMANDS = (
         "shoal algorithms [NAME]",
     ),
     Command(
+        "envs", CHOOSE, "list the environments, or those with a word in their name",
+        "discovery:envs",
+        "shoal envs cheetah",
+        "shoal envs [WORD]",
+    ),
+    Command(
+        "policies", CHOOSE, "list the distribution policies, and when to use them",
+        "discovery:policies",
+        "shoal policies",
+        "shoal policies",
+    ),
+    Command(
+        "presets", CHOOSE, "list the settings that are known to learn", "discovery:presets",
+        "shoal presets ppo",
+        "shoal presets [WORD]",
+    ),
+    Command(
+        "settings", CHOOSE, "show the settings that a run would have", "discovery:settings",
+        "shoal settings ppo gymnasium:HalfCheetah-v5",
+        "shoal settings ALGORITHM [ENV]",
+    ),
+    Command(
+        "doctor", CHOOSE, "check devices, memory, extras and versions here", "discovery:doctor",
+        "shoal doctor",
+        "shoal doctor",
+    ),
+    Command(
         "graph", PLANS, "show the graph that a loop is traced to", "plans:graph",
         "shoal graph ppo CartPole-v1 --out loop.html",
         "shoal graph ALGORITHM [ENV] [OPTIONS]",

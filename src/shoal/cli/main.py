@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -67,6 +69,9 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("Interrupted.")
         return 130
+    except BrokenPipeError:  # what reads the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if is_debugging:
             raise

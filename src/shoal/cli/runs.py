@@ -14,7 +14,8 @@ from shoal.cli.files import check_file, write_text
 from shoal.errors import SettingError
 from shoal.pages.plot import AXES, plot
 from shoal.runs.comparing import Comparison, Scores, compare
-from shoal.runs.listing import ListedRun, group, removable, remove, runs_in, size_of
+from shoal.runs.disk import megabytes, size_of
+from shoal.runs.listing import ListedRun, group, removable, remove, runs_in
 from shoal.runs.options import Doc
 
 GROUPS = Doc("runs, folders of runs (--seeds makes one) or patterns such as 'ppo-*'", "", "RUN")
@@ -124,10 +125,9 @@ def plot_runs(options: PlotOptions) -> int:
 def remove_runs(options: RemoveOptions) -> int:
     """Remove runs, or list those that would be removed."""
     folders = removable(options.runs)
+    verb = "Removing" if options.yes else "Would remove"
     for folder in folders:
-        print(
-            f"{'Removing' if options.yes else 'Would remove'} {folder}, {size_of(folder):,} bytes"
-        )
+        print(f"{verb} {folder}, {megabytes(size_of(folder))}")
     if options.yes:
         remove(folders)
     else:

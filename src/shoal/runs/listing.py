@@ -104,11 +104,6 @@ def remove(folders: Sequence[Path]) -> None:
             folder.parent.rmdir()
 
 
-def size_of(folder: Path) -> int:
-    """The bytes in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of a run's metrics; those that are damaged are left out."""
     try:
