@@ -1,14 +1,16 @@
-"""Commands about what a run has learnt: eval."""
+"""Commands about what a run has learnt: eval, video."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 
 from shoal.cli.files import run_folder
-from shoal.runs.evaluating import EPISODE
+from shoal.runs.evaluating import EPISODE, Protocol
+from shoal.runs.filming import film
 from shoal.runs.options import Doc
 from shoal.runs.playing import load
 from shoal.shapes import Count, Seed
@@ -35,6 +37,10 @@ class AgentOptions:
         Count, Doc("after which an episode is cut off", EPISODES, "N", f"{EPISODE:,}")
     ] = EPISODE
 
+    def protocol(self, episodes: int) -> Protocol:
+        """How so many episodes are played."""
+        return Protocol(episodes, sampled=self.sampled, seed=self.seed, steps=self.steps)
+
 
 @dataclass(frozen=True)
 class EvalOptions(AgentOptions):
@@ -44,13 +50,35 @@ class EvalOptions(AgentOptions):
     episodes: Annotated[Count, Doc("whole ones, each counted once", EPISODES, "N", "100")] = 100
 
 
+@dataclass(frozen=True)
+class VideoOptions(AgentOptions):
+    """The options of `shoal video`."""
+
+    _: KW_ONLY
+    episodes: Annotated[Count, Doc("one after the other", EPISODES, "N", "1")] = 1
+    out: Annotated[
+        Path | None, Doc(".gif or .mp4", "Output", "FILE", "film.gif in the run's folder")
+    ] = None
+
+
+def video(options: VideoOptions) -> int:
+    """Film an agent."""
+    folder = run_folder(options.run)
+    agent = load(folder, options.which, trust=options.trust)
+    with Console(stderr=True).status("filming"):
+        found = film(agent, options.out or folder / "film.gif", options.protocol(options.episodes))
+    returns = ", ".join(f"{earned:.1f}" for earned in found.returns)
+    print(f"{folder}, tick {agent.tick:,}: {found.frames:,} frames; returned {returns}")
+    print(f"Written to {found.path}")
+    return 0
+
+
 def evaluate(options: EvalOptions) -> int:
     """Evaluate an agent, print the result, and write it into the run."""
     folder = run_folder(options.run)
     agent = load(folder, options.which, trust=options.trust)
-    how = {"sampled": options.sampled, "seed": options.seed, "steps": options.steps}
     with Console(stderr=True).status("playing"):
-        found = agent.evaluate(options.episodes, **how)
+        found = agent.played(options.protocol(options.episodes))
     print(f"{folder}, {found}")
     print(f"Written to {found.write(folder)}")
     return 0

@@ -64,6 +64,11 @@ COMMANDS = (
         "shoal eval [RUN] [OPTIONS]",
     ),
     Command(
+        "video", AFTER, "film whole episodes of what a run has learnt", "after:video",
+        "shoal video runs/mine --out film.mp4",
+        "shoal video [RUN] [OPTIONS]",
+    ),
+    Command(
         "runs", AFTER, "list the runs, the newest first", "runs:list_runs",
         "shoal runs",
         "shoal runs [FOLDER]; shoal runs compare | plot | rm RUN ...",

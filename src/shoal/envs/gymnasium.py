@@ -173,6 +173,10 @@ class GymnasiumVector:
         reward = np.sign(score) if self._form.clip_reward else score
         return Moves(obs, reward, terminated, truncated, last_obs, score)
 
+    def frame(self) -> Any:
+        """The picture of the first environment, if it was made to draw them."""
+        return self._envs[0].render()
+
     def close(self) -> None:
         """Closes every environment; one that can't be closed doesn't keep the others open."""
         for env in self._envs:

@@ -131,6 +131,10 @@ class PettingZooVector:
             self._reset(obs, row, None)
         return Moves(obs, reward, terminated, truncated, last_obs, reward.mean(axis=1))
 
+    def frame(self) -> Any:
+        """The picture of the first environment, if it was made to draw them."""
+        return self._envs[0].render()
+
     def close(self) -> None:
         """Closes every environment; one that can't be closed doesn't keep the others open."""
         for env in self._envs:

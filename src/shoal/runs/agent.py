@@ -73,8 +73,11 @@ class Agent:
         With the greedy action, or sampled as in training. An episode of more than `steps` steps
         counts with its return so far. The same seed plays the same episodes.
         """
-        protocol = Protocol(episodes, sampled=sampled, seed=seed, steps=steps)
-        self._check(seed if sampled else None)
+        return self.played(Protocol(episodes, sampled=sampled, seed=seed, steps=steps))
+
+    def played(self, protocol: Protocol) -> Evaluation:
+        """As `evaluate`, by a protocol."""
+        self._check(protocol.seed if protocol.sampled else None)
         match self.env:
             case Environment() as env:
                 found = self._played_compiled(env, protocol)

@@ -27,7 +27,8 @@ from shoal.roles import environment_stages
 from shoal.runs.agent import Agent
 from shoal.runs.callbacks import Callbacks
 from shoal.runs.checkpoints import Checkpoints, ticks_in
-from shoal.runs.evaluating import EPISODE, Evaluation
+from shoal.runs.evaluating import EPISODE, Evaluation, Protocol
+from shoal.runs.filming import Film, film
 from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
 from shoal.runs.options import RunOptions
 from shoal.runs.pace import Pace, pace
@@ -87,6 +88,10 @@ class Trained:
         found = self.agent.evaluate(episodes, sampled=sampled, seed=seed, steps=steps)
         found.write(self.folder)
         return found
+
+    def video(self, path: str | Path = "film.gif", episodes: int = 1, *, seed: int = 0) -> Film:
+        """Film episodes with the greedy action, as `shoal video` does."""
+        return film(self.agent, Path(path), Protocol(episodes, seed=seed))
 
     def __repr__(self) -> str:
         """In a line, without the parameters."""
