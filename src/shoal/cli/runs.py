@@ -17,6 +17,7 @@ from shoal.runs.comparing import Comparison, Scores, compare
 from shoal.runs.disk import megabytes, size_of
 from shoal.runs.listing import ListedRun, group, removable, remove, runs_in
 from shoal.runs.options import Doc
+from shoal.runs.progress import short
 
 GROUPS = Doc("runs, folders of runs (--seeds makes one) or patterns such as 'ppo-*'", "", "RUN")
 
@@ -133,14 +134,6 @@ def remove_runs(options: RemoveOptions) -> int:
     else:
         print("Add --yes to remove them.")
     return 0
-
-
-def short(count: float) -> str:
-    """A count in at most five characters."""
-    for size, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{mark}"
-    return f"{count:g}"
 
 
 def duration(seconds: float) -> str:

@@ -193,7 +193,7 @@ def run_job(run: Run, options: RunOptions) -> Trained:
         if any(code_in(named := recipes_of(record))):
             remember(folder / "run.json", named)
         log = stack.enter_context(Lines(folder / "workers.log", lambda line: None))
-        progress = Progress(job.ticks, steps, shown=bool(options.progress))
+        progress = Progress(job.ticks, steps, shown=options.progress)
         stack.enter_context(progress)
 
         def say(line: str) -> None:
