@@ -50,6 +50,8 @@ def test_a_report_holds_what_the_run_has_left(folder):
     titles = [title for title, _ in run["facts"]["settings"]]
     assert "Algorithm: PPO" in titles
     assert ["num_steps", "16"] in dict(run["facts"]["settings"])["Algorithm: PPO"]
+    origin = dict(dict(run["facts"]["settings"])["Where it comes from"])
+    assert {"command", "host", "started", "python", "packages.jax"} <= set(origin)
 
 
 def test_a_report_loads_nothing(folder):
