@@ -3,6 +3,7 @@
 import csv
 import json
 import threading
+import urllib.request
 
 import pytest
 
@@ -164,6 +165,25 @@ def test_weights_and_biases_keeps_a_run_offline(tmp_path, monkeypatch):
     name = json.loads((tmp_path / "wandb.json").read_text())["id"]
     assert all(path.name == f"run-{name}.wandb" for path in runs)
     assert b"losses/loss" in b"".join(path.read_bytes() for path in runs)
+
+
+def test_prometheus_is_served_the_newest_scalars_on_this_machine(tmp_path):
+    pytest.importorskip("prometheus_client")
+    from shoal.runs.sinks.prometheus import Prometheus
+
+    said = []
+    sink = Prometheus(About(tmp_path / "mine", {}, said.append))
+    try:
+        for tick, loss in enumerate((1.0, 2.5)):
+            sink.see(point_of([row(tick, value_loss=loss)], None, 0.0))
+        url = said[0].partition(": ")[2]
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(url) as page:
+            lines = page.read().decode().splitlines()
+    finally:
+        sink.close()
+    assert 'shoal_losses_value_loss{run="mine"} 2.5' in lines
+    assert 'shoal_env_steps{run="mine"} 16.0' in lines
 
 
 def test_sinks_are_named_or_given_or_refused(monkeypatch):

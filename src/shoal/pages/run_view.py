@@ -227,9 +227,9 @@ def settings(run: Json, summary: Json) -> list[list[Any]]:
     for name, value in run.items():
         if isinstance(value, dict) and value and name not in known:
             sections.append((name.replace("_", " ").capitalize(), _flat(value)))
-    for number, one in enumerate(run.get("made") or []):
+    for place, one in enumerate(run.get("made") or []):
         if isinstance(one, dict):
-            sections.append(("Resumed" if number else "Where it comes from", _flat(one)))
+            sections.append(("Resumed" if place else "Where it comes from", _flat(one)))
     return [[title, rows] for title, rows in sections if rows]
 
 

@@ -153,7 +153,7 @@ def _outlets(run: Run, options: RunOptions, say: Log) -> Outlets:
     """Functions of the user and sinks; sinks that aren't given are as they were."""
     callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
     log = check_log(run.record.get("log", []) if options.log is None else options.log)
-    return Outlets(callbacks, Feeds(log, About(run.folder, run.record), say))
+    return Outlets(callbacks, Feeds(log, About(run.folder, run.record, say), say))
 
 
 def _log_names(options: RunOptions, before: Mapping[str, Any]) -> list[str]:

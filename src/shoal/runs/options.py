@@ -135,7 +135,9 @@ class RunOptions(PlaceOptions):
         str | Count | None, Doc("100 (ticks), 30s (seconds) or end", TRACES, "TIME", "60s")
     ] = None
     keep: Annotated[Count | None, Doc("newest checkpoints that are kept", TRACES, "N", "3")] = None
-    log: Annotated[Any, Doc("tensorboard, wandb, csv; several: a,b", TRACES, "SINK", "none")] = None
+    log: Annotated[
+        Any, Doc("tensorboard, wandb, prometheus, csv; or a,b", TRACES, "SINK", "none")
+    ] = None
     on_tick: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
     on_evaluation: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
     on_checkpoint: Annotated[Callable[[Path], Any] | None, Doc()] = None

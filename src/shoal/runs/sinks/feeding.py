@@ -20,6 +20,10 @@ CLOSING_S = 30.0  # for a sink to write what is left when the run ends
 # The module, class, package and extra of each sink that has a name.
 SINKS = {
     "csv": ("shoal.runs.sinks.table", "Table", "csv", ""),
+    "prometheus": (
+        *("shoal.runs.sinks.prometheus", "Prometheus"),
+        *("prometheus_client", "prometheus"),
+    ),
     "tensorboard": ("shoal.runs.sinks.tensorboard", "TensorBoard", "tensorboardX", "tensorboard"),
     "wandb": ("shoal.runs.sinks.wandb", "WeightsAndBiases", "wandb", "wandb"),
 }

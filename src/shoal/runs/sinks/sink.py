@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from shoal.runtime.logs import Log
+
 Row = Mapping[str, Any]
 AXES = ("tick", "env_steps", "seconds")
 EVALUATION = {"return_mean": "eval/episodic_return", "length_mean": "eval/episodic_length"}
@@ -44,6 +46,7 @@ class About(NamedTuple):
 
     folder: Path
     config: Mapping[str, Any]  # the content of run.json
+    say: Log = lambda line: None  # reports a line to the user
 
 
 def name_of(metric: str) -> str:
