@@ -21,6 +21,7 @@ NEEDS = {
     "experiments": ["gymnax"],
     "metrics": ["gymnax"],
     "multi_agent": ["jaxmarl"],
+    "networks": ["gymnax", "flax"],
     "processes": ["gymnasium"],
     "resume": ["gymnax"],
     "saved_plans": ["gymnax"],

@@ -82,6 +82,8 @@ def test_a_tick_keeps_the_state_s_spec_and_its_metrics_are_finite(env):
         "entropy",
         "approx_kl",
         "clip_fraction",
+        "explained_variance",
+        "grad_norm",
         "learning_rate",
     }
     assert set(metrics) - scalars == {"episodes", "episode_return", "episode_length"}

@@ -126,7 +126,7 @@ def test_a2c_s_loss_is_its_formula():
     algorithm = A2C(num_steps=8, hidden=(8,))
     learner = algorithm.init(KEY, PUSHES, envs=3).learner
     rollout = a_rollout(algorithm, learner)
-    _, parts = algorithm.loss(learner.params, learner.obs_moments, rollout)
+    _, (parts, _) = algorithm.loss(learner.params, learner.obs_moments, rollout)
     value, final = (
         np.asarray(actor_critic.value(learner.params, x)) for x in (rollout.obs, rollout.last_obs)
     )

@@ -9,15 +9,16 @@ import shoal
 from shoal.algorithms import DDPG, SAC, TD3
 from shoal.algorithms import sac as sac_file
 from shoal.algorithms import td3 as td3_file
+from shoal.envs.spaces import Box
 from shoal.errors import SettingError
-from shoal.rl.critics import init_critics, q_values
-from shoal.rl.nets import init_mlp
+from shoal.rl.critics import Sizes, init_actor, init_critics, q_values
 from shoal.rl.transitions import Transition
 from shoal.rl.unit_actions import deterministic_action, squashed_normal
 
 SEES, DOES, COUNT = 3, 2, 5
 KEYS = jax.random.split(jax.random.key(0), 8)
 YES, NO = jnp.bool(1), jnp.bool(0)
+SIZES = Sizes(Box(-1, 1, (SEES,)), DOES, (4,))
 
 
 def batch(discount):
@@ -30,8 +31,8 @@ def batch(discount):
 
 
 def td3_nets(critics=2):
-    actor = init_mlp(KEYS[3], (SEES, 4, DOES))
-    return td3_file.Params(actor, init_critics(KEYS[4], (SEES + DOES, 4), critics))
+    actor = init_actor(KEYS[3], SIZES, DOES)
+    return td3_file.Params(actor, init_critics(KEYS[4], SIZES, critics))
 
 
 def td3_grads(algorithm, discount=0.9, turn=YES, noise=1.0):
@@ -79,8 +80,8 @@ def test_ddpg_is_td3_without_its_three_additions():
 
 
 def sac_grads(algorithm, discount=0.9):
-    actor = init_mlp(KEYS[5], (SEES, 4, 2 * DOES))
-    critics = init_critics(KEYS[6], (SEES + DOES, 4), 2)
+    actor = init_actor(KEYS[5], SIZES, 2 * DOES)
+    critics = init_critics(KEYS[6], SIZES, 2)
     nets = sac_file.Params(actor, critics, jnp.float32(-1.0))
     sample = sac_file.Sample(batch(discount), jax.random.normal(KEYS[7], (COUNT, 2, DOES)))
     return nets, sample, *jax.grad(algorithm.loss, has_aux=True)(nets, critics, sample)

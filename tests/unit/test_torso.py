@@ -180,4 +180,4 @@ def test_bfloat16_rounds_products_and_leaves_parameters_slopes_and_results_in_fl
 def test_the_compute_dtype_is_one_of_two():
     with pytest.raises(UnknownNameError, match="`float16`"):
         computed_in((), "float16")
-    assert [f.name for f in fields(Dense)] == ["weight", "bias", "compute"]
+    assert [f.name for f in fields(Dense)] == ["weight", "bias", "norm", "compute", "activation"]

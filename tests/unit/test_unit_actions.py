@@ -11,9 +11,8 @@ from hypothesis.extra import numpy as hnp
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
 from shoal.rl import losses
-from shoal.rl.critics import init_critics, q_values
+from shoal.rl.critics import Sizes, init_actor, init_critics, q_values
 from shoal.rl.distributions import TanhNormal
-from shoal.rl.nets import init_mlp
 from shoal.rl.unit_actions import (
     LOG_STD,
     check_bounded,
@@ -23,6 +22,7 @@ from shoal.rl.unit_actions import (
 )
 
 LAW = settings(max_examples=30, deadline=None)
+SIZES = Sizes(Box(-1, 1, (3,)), 2, (8,))
 BOX = Box((-2.0, 0.0, 5.0, -1.0), (2.0, 1.0, 6.0, 3.0), (2, 2))
 units = hnp.arrays(np.float32, 4, elements=st.floats(-1, 1, width=32))
 numbers = st.floats(-3, 3, width=32)
@@ -54,7 +54,7 @@ def test_a_space_without_bounds_is_rejected(space):
 
 def test_actors_return_an_action_or_a_distribution_of_bounded_std():
     features = 100 * jax.random.normal(jax.random.key(0), (6, 3))
-    actor = init_mlp(jax.random.key(1), (3, 8, 4))
+    actor = init_actor(jax.random.key(1), SIZES, 4)
     said = squashed_normal(actor, features)
     assert said.mean.shape == said.log_std.shape == (6, 2)
     assert np.all((said.log_std >= LOG_STD[0]) & (said.log_std <= LOG_STD[1]))
@@ -76,7 +76,7 @@ def test_noise_makes_the_action_that_a_key_would_have():
 
 
 def test_critics_are_separate_networks_that_take_the_action():
-    critics = init_critics(jax.random.key(0), (5, 8), 3)
+    critics = init_critics(jax.random.key(0), SIZES, 3)
     seen, done = jnp.ones((4, 3)), jnp.zeros((4, 2))
     said = q_values(critics, seen, done)
     assert said.shape == (3, 4)

@@ -6,44 +6,26 @@ distribution policy `central` with a `max_lag`, each is applied as it comes (A3C
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
+from shoal.envs import Environment, HostEnvironment
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses, normalise, observations
+from shoal.rl import actor_critic, losses, normalise, observations, on_policy
 from shoal.rl.actor_critic import ActorCritic
-from shoal.rl.memory import start
 from shoal.rl.observations import ObsMoments
-from shoal.rl.optimise import clipped_rmsprop, current, learning_rate
+from shoal.rl.on_policy import Learner, State
+from shoal.rl.optimise import clipped_rmsprop, current, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
-from shoal.rl.rollouts import Rollout, collect, is_last
+from shoal.rl.rollouts import Rollout, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick."""
-
-    params: ActorCritic
-    opt_state: optax.OptState
-    obs_moments: ObsMoments
-
-
-class State(NamedTuple):
-    """What a tick carries to the next: the learner, and a row an environment of all else."""
-
-    learner: Learner
-    keys: jax.Array
-    env_states: EnvState | HostState
-    obs: Any
-    memory: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +37,7 @@ class A2C:
 
     num_steps: int = 16
     learning_rate: float = 7e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     gamma: float = 0.99
@@ -63,8 +46,11 @@ class A2C:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     norm_obs: bool = False
+    norm_reward: bool = False
     hidden: tuple[int, ...] = (64, 64)
-    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    torso: Any = "auto"  # what sees observations: mlp, nature, resnet, minatar, or your network
+    activation: str = "tanh"  # or another function of jax.nn
+    layer_norm: bool = False
     compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
@@ -74,20 +60,13 @@ class A2C:
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
-        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
-        params: Any = actor_critic.init((actor_key, critic_key), env, self)
-        moments = observations.init_obs_moments(env.observation_space, self.torso)
-        learner = Learner(params, self.optimiser.init(params), moments)
-        env_states, obs = env.reset(key_rows(env_key, envs))
-        rows = (envs, len(env.agents)) if env.agents else (envs,)
-        return State(learner, key_rows(act_key, envs), env_states, obs, start(params.memory, rows))
+        return on_policy.init_state(key, env, envs, self)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
-        act = partial(self.act, **shared)
-        state, rollout, totals = collect(act, env, state, self.num_steps)
+        act = partial(self.act, params=learner.params.acting, obs_moments=learner.obs_moments)
+        state, rollout, totals = on_policy.collect(act, env, state, self)
         learner, metrics = self.learn(learner, rollout)
         return state._replace(learner=learner), metrics | totals
 
@@ -105,21 +84,26 @@ class A2C:
 
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
-        """The learner after one update, and the parts of the loss."""
-        params, opt_state, moments = learner
+        """The learner after one update, and metrics."""
         weight = normalise.weight_of_active(rollout.active)
-        grads, metrics = self.grad(params, moments, rollout._replace(active=weight))
-        rate = current(self.rate, opt_state)
-        params, opt_state = self.apply(params, opt_state, mean(grads))
+        learner, rollout = on_policy.normalise_rewards(learner, rollout, weight, self)
+        params, opt_state, obs_moments, return_moments = learner
+        rollout = rollout._replace(active=weight)
+        grads, (parts, fit) = self.grad(params, obs_moments, rollout)
+        grads, metrics, fit = mean((grads, parts, fit))
+        metrics["explained_variance"] = losses.explained_variance(fit)
+        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["learning_rate"] = current(self.rate, opt_state)
+        params, opt_state = self.apply(params, opt_state, grads)
         if self.norm_obs:
-            moments = observations.update_obs_moments(moments, rollout.obs, weight)
-        return Learner(params, opt_state, moments), mean(metrics) | {"learning_rate": rate}
+            obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
+        return Learner(params, opt_state, obs_moments, return_moments), metrics
 
     @stage(on_policy="Use lag=0, or IMPALA, which is A2C with a correction for lag (V-trace).")
     def grad(
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
-    ) -> tuple[ActorCritic, Metrics]:
-        """The gradient of the loss, and the parts of the loss."""
+    ) -> tuple[ActorCritic, tuple[Metrics, losses.Fit]]:
+        """The gradient of the loss, and what else the loss returns."""
         return jax.grad(self.loss, has_aux=True)(params, moments, rollout)
 
     @stage
@@ -130,21 +114,23 @@ class A2C:
 
     def loss(
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
-    ) -> tuple[jax.Array, Metrics]:
-        """Policy loss + weighted value loss - weighted entropy, and these parts."""
+    ) -> tuple[jax.Array, tuple[Metrics, losses.Fit]]:
+        """Policy loss + weighted value loss - weighted entropy; its parts, and how values fit."""
         expected = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
         value_t, next_value_t = lax.stop_gradient((expected.value, expected.next_value))
         discount_t = self.gamma * ~rollout.terminated
         lambda_t = self.gae_lambda * ~is_last(rollout)
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
+        target_t = value_t + advantage_t
         pi = actor_critic.policy_of(params, expected)
         log_prob = pi.log_prob(rollout.action)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob, advantage_t),
-            "value_loss": losses.squared_error(expected.value, value_t + advantage_t),
+            "value_loss": losses.squared_error(expected.value, target_t),
             "entropy": pi.entropy(),
         }
-        return losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
+        loss, parts = losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
+        return loss, (parts, losses.fit(expected.value, target_t, rollout.active))
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
@@ -159,4 +145,4 @@ class A2C:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """RMSProp on clipped gradients."""
-        return clipped_rmsprop(self.rate, self.max_grad_norm)
+        return scale_critic(clipped_rmsprop(self.rate, self.max_grad_norm), self)

@@ -11,6 +11,8 @@ from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episod
 from shoal.envs.spaces import Discrete
 from shoal.rl import learning, q_network, replay, transitions
 from shoal.rl.learning import Learner, TrainState, init_learner, init_replays
+from shoal.rl.nets import style_of
+from shoal.rl.observations import example_features
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, init_q_network, obs_features
 from shoal.rl.q_values import Form, epsilon_greedy, make_form, mean_return, select_atoms, td_loss
@@ -70,7 +72,9 @@ class DQN:
     priority_exponent: float = 0.0  # 0: replay is sampled uniformly
     importance_exponent: float = 0.4
     hidden: tuple[int, ...] = (128, 128)
-    torso: str = "auto"  # or mlp, nature, resnet, minatar
+    torso: Any = "auto"  # or mlp, nature, resnet, minatar, or a network of yours
+    activation: str = "relu"  # or another function of jax.nn
+    layer_norm: bool = False
     buffer_dtype: str = ""  # the dtype of observations in replay; "": their own
 
     def __post_init__(self) -> None:
@@ -85,11 +89,13 @@ class DQN:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         shape = Shape(self.hidden, self.torso, count_actions(env), self.form.atoms, self.dueling)
+        shape = shape._replace(style=style_of(self))
         params: Any = init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        one = jax.eval_shape(lambda: obs_features(env, obs, self.torso)[0])
-        one = jax.ShapeDtypeStruct(one.shape, self.buffer_dtype or one.dtype)
+        dtype = self.buffer_dtype or None
+        one = example_features(env, obs, self.torso)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), one)
         stored = example(one, jnp.int32(0))
         buffer = init_replays(stored, self.buffer_size_per_env, envs, self.priority_exponent)
         changes = transitions.no_priorities((envs, self.updates, self.batch_size_per_env))
@@ -129,7 +135,7 @@ class DQN:
         return state, metrics | totals
 
     @stage(per="env")
-    def act(self, key: jax.Array, epsilon_exponent: jax.Array, features: jax.Array, *,
+    def act(self, key: jax.Array, epsilon_exponent: jax.Array, features: Any, *,
             params: QNetwork, ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
         """The next key, and an ε-greedy action."""
         key, action_key = jax.random.split(key)
@@ -209,9 +215,10 @@ class DQN:
         """The parameters and the optimiser's state after one update, if learning has started."""
         return learning.apply_gradients(self.optimiser, params, opt_state, grads, ready)
 
-    def atoms_of(self, params: QNetwork, features: jax.Array) -> jax.Array:
+    def atoms_of(self, params: QNetwork, features: Any) -> jax.Array:
         """The atoms of every action: [..., actions, atoms]."""
-        features = features.astype(jnp.float32) if self.buffer_dtype else features
+        if self.buffer_dtype:
+            features = jax.tree.map(lambda x: x.astype(jnp.float32), features)
         return q_network.action_atoms(params, features, self.form.atoms)
 
     @property

@@ -6,47 +6,26 @@ wait for the learner. Without lag it is A2C.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
+from shoal.envs import Environment, HostEnvironment
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses, normalise, observations
+from shoal.rl import actor_critic, losses, normalise, observations, on_policy
 from shoal.rl.actor_critic import ActorCritic
-from shoal.rl.memory import start
 from shoal.rl.observations import ObsMoments
-from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.on_policy import Learner, State
+from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
-from shoal.rl.returns import running_returns, traces, vtrace
-from shoal.rl.rollouts import Rollout, collect, is_last
+from shoal.rl.returns import traces, vtrace
+from shoal.rl.rollouts import Rollout, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick."""
-
-    params: ActorCritic
-    opt_state: optax.OptState
-    obs_moments: ObsMoments
-    return_moments: normalise.Moments
-
-
-class State(NamedTuple):
-    """What a tick carries to the next: the learner, and a row an environment of all else."""
-
-    learner: Learner
-    keys: jax.Array
-    env_states: EnvState | HostState
-    obs: Any
-    memory: Any
-    running_return: Any  # of the episode so far, if rewards are normalised; else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +37,7 @@ class IMPALA:
 
     num_steps: int = 20
     learning_rate: float = 6e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     gamma: float = 0.99
@@ -70,7 +50,9 @@ class IMPALA:
     norm_obs: bool = False
     norm_reward: bool = True  # or returns far from 1 make values outweigh actions
     hidden: tuple[int, ...] = (64, 64)
-    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    torso: Any = "auto"  # what sees observations: mlp, nature, resnet, minatar, or your network
+    activation: str = "tanh"  # or another function of jax.nn
+    layer_norm: bool = False
     compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer; learnt through all steps of a rollout
     memory_width: int = 64
@@ -80,27 +62,13 @@ class IMPALA:
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
-        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
-        params: Any = actor_critic.init((actor_key, critic_key), env, self)
-        moments = observations.init_obs_moments(env.observation_space, self.torso)
-        learner = Learner(params, self.optimiser.init(params), moments, normalise.init_moments())
-        env_states, obs = env.reset(key_rows(env_key, envs))
-        rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory = start(params.memory, rows)
-        running_return = jnp.zeros(rows) if self.norm_reward else ()
-        return State(learner, key_rows(act_key, envs), env_states, obs, memory, running_return)
+        return on_policy.init_state(key, env, envs, self)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
-        act = partial(self.act, **shared)
-        state, rollout, totals = collect(act, env, state, self.num_steps)
-        if self.norm_reward:
-            discount_t = self.gamma * ~is_last(rollout)
-            carried, running = running_returns(rollout.reward, discount_t, state.running_return)
-            state = state._replace(running_return=carried)
-            rollout = rollout._replace(running_return=running)
+        act = partial(self.act, params=learner.params.acting, obs_moments=learner.obs_moments)
+        state, rollout, totals = on_policy.collect(act, env, state, self)
         learner, metrics = self.learn(learner, rollout)
         return state._replace(learner=learner), metrics | totals
 
@@ -119,29 +87,26 @@ class IMPALA:
 
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
-        """The learner after one update, and the parts of the loss."""
-        params, opt_state, moments, return_moments = learner
+        """The learner after one update, and metrics."""
         weight = normalise.weight_of_active(rollout.active)
-        if self.norm_reward:
-            return_moments = normalise.update_moments(
-                return_moments, rollout.running_return, weight
-            )
-            rollout = rollout._replace(
-                reward=normalise.scale_by_std(return_moments, rollout.reward)
-            )
-        grads, metrics = self.grad(params, moments, rollout._replace(active=weight))
-        rate = current(self.rate, opt_state)
-        params, opt_state = self.apply(params, opt_state, mean(grads))
+        learner, rollout = on_policy.normalise_rewards(learner, rollout, weight, self)
+        params, opt_state, obs_moments, return_moments = learner
+        rollout = rollout._replace(active=weight)
+        grads, (parts, fit) = self.grad(params, obs_moments, rollout)
+        grads, metrics, fit = mean((grads, parts, fit))
+        metrics["explained_variance"] = losses.explained_variance(fit)
+        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["learning_rate"] = current(self.rate, opt_state)
+        params, opt_state = self.apply(params, opt_state, grads)
         if self.norm_obs:
-            moments = observations.update_obs_moments(moments, rollout.obs, weight)
-        metrics = mean(metrics) | {"learning_rate": rate}
-        return Learner(params, opt_state, moments, return_moments), metrics
+            obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
+        return Learner(params, opt_state, obs_moments, return_moments), metrics
 
     @stage
     def grad(
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
-    ) -> tuple[ActorCritic, Metrics]:
-        """The gradient of the loss, and the parts of the loss."""
+    ) -> tuple[ActorCritic, tuple[Metrics, losses.Fit]]:
+        """The gradient of the loss, and what else the loss returns."""
         return jax.grad(self.loss, has_aux=True)(params, moments, rollout)
 
     @stage
@@ -152,8 +117,8 @@ class IMPALA:
 
     def loss(
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
-    ) -> tuple[jax.Array, Metrics]:
-        """Policy loss + weighted value loss - weighted entropy, and these parts."""
+    ) -> tuple[jax.Array, tuple[Metrics, losses.Fit]]:
+        """Policy loss + weighted value loss - weighted entropy; its parts, and how values fit."""
         expected = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
         pi = actor_critic.policy_of(params, expected)
         log_prob_t = pi.log_prob(rollout.action)
@@ -169,7 +134,8 @@ class IMPALA:
             "entropy": pi.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio_t),
         }
-        return losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
+        loss, parts = losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
+        return loss, (parts, losses.fit(expected.value, target_t, rollout.active))
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""
@@ -184,4 +150,4 @@ class IMPALA:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
-        return clipped_adam(self.rate, self.max_grad_norm)
+        return scale_critic(clipped_adam(self.rate, self.max_grad_norm), self)

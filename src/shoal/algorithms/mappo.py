@@ -18,6 +18,7 @@ from shoal.errors import UnknownNameError
 from shoal.rl import losses, normalise, rollouts, teams
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget, start
+from shoal.rl.nets import style_of
 from shoal.rl.optimise import clipped_adam, current, learning_rate
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
@@ -77,6 +78,8 @@ class MAPPO:
     max_grad_norm: float = 0.5
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
+    activation: str = "tanh"  # or another function of jax.nn
+    layer_norm: bool = False
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
     sequence_length: int = 0  # steps that memory is learnt through at a time; 0: all of a rollout
@@ -97,7 +100,9 @@ class MAPPO:
             keys = jax.random.split(jax.random.fold_in(net_key, i))
             spaces = own[p.name], world if self.central else 0, p.action_space
             remembers = self.memory, self.memory_width
-            params[p.name] = teams.init_member((keys[0], keys[1]), spaces, self.hidden, remembers)
+            params[p.name] = teams.init_member(
+                (keys[0], keys[1]), spaces, self.hidden, remembers, style_of(self)
+            )
             memory[p.name] = start(params[p.name].memory, (envs, len(p.agents)))
         opt_state = {name: self.optimiser.init(of) for name, of in params.items()}
         learner = Learner(params, opt_state)

@@ -5,47 +5,28 @@ With memory it is recurrent: rollouts are cut into chunks, each with the memory 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from shoal.envs import Environment, EnvState, HostEnvironment, HostState, key_rows
+from shoal.envs import Environment, HostEnvironment
 from shoal.envs.spaces import ACTIONS
-from shoal.rl import actor_critic, losses, normalise, observations, rollouts
+from shoal.rl import actor_critic, losses, normalise, observations, on_policy, rollouts
 from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.blocks import grad_in_blocks
-from shoal.rl.memory import start
+from shoal.rl.learning import where
 from shoal.rl.observations import ObsMoments
-from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.on_policy import Learner, State
+from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
-from shoal.rl.returns import gae, running_returns
+from shoal.rl.returns import gae
 from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
 from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-
-
-class Learner(NamedTuple):
-    """What learning carries from tick to tick."""
-
-    params: ActorCritic
-    opt_state: optax.OptState
-    obs_moments: ObsMoments
-    return_moments: normalise.Moments
-
-
-class State(NamedTuple):
-    """What a tick carries to the next: the learner, and a row an environment of all else."""
-
-    learner: Learner
-    keys: jax.Array
-    env_states: EnvState | HostState
-    obs: Any
-    memory: Any
-    running_return: Any  # of the episode so far, if rewards are normalised; else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +40,14 @@ class PPO:
     update_epochs: int = 4
     num_minibatches: int = 4  # an epoch
     learning_rate: float = 2.5e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip_eps: float = 0.2
     clip_eps_vf: float | None = None
+    target_kl: float | None = None  # a tick's updates end where the policy is 1.5 times as far
     ent_coef: float = 0.01
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
@@ -72,7 +55,9 @@ class PPO:
     norm_reward: bool = False
     norm_adv: bool = True
     hidden: tuple[int, ...] = (64, 64)
-    torso: str = "auto"  # what sees observations: mlp, nature, resnet, minatar
+    torso: Any = "auto"  # what sees observations: mlp, nature, resnet, minatar, or your network
+    activation: str = "tanh"  # or another function of jax.nn
+    layer_norm: bool = False
     compute_dtype: str = "float32"  # or bfloat16: what products are computed in
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
@@ -92,30 +77,13 @@ class PPO:
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
-        actor_key, critic_key, act_key, env_key = jax.random.split(key, 4)
-        params: Any = actor_critic.init((actor_key, critic_key), env, self)
-        opt_state, moments = (
-            self.optimiser.init(params),
-            observations.init_obs_moments(env.observation_space, self.torso),
-        )
-        learner = Learner(params, opt_state, moments, normalise.init_moments())
-        env_states, obs = env.reset(key_rows(env_key, envs))
-        rows = (envs, len(env.agents)) if env.agents else (envs,)
-        memory = start(params.memory, rows)
-        running_return = jnp.zeros(rows) if self.norm_reward else ()
-        return State(learner, key_rows(act_key, envs), env_states, obs, memory, running_return)
+        return on_policy.init_state(key, env, envs, self)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner = state.learner
-        shared = {"params": learner.params.acting, "obs_moments": learner.obs_moments}
-        act = partial(self.act, **shared)
-        state, rollout, totals = rollouts.collect(act, env, state, self.num_steps)
-        if self.norm_reward:
-            discount_t = self.gamma * ~is_last(rollout)
-            carried, running = running_returns(rollout.reward, discount_t, state.running_return)
-            state = state._replace(running_return=carried)
-            rollout = rollout._replace(running_return=running)
+        act = partial(self.act, params=learner.params.acting, obs_moments=learner.obs_moments)
+        state, rollout, totals = on_policy.collect(act, env, state, self)
         learner, metrics = self.learn(learner, rollout)
         return state._replace(learner=learner), metrics | totals
 
@@ -134,30 +102,36 @@ class PPO:
 
     @stage
     def learn(self, learner: Learner, rollout: Rollout) -> tuple[Learner, Metrics]:
-        """The learner after all epochs, and the mean parts of the loss."""
-        obs_moments, return_moments = learner.obs_moments, learner.return_moments
+        """The learner after all epochs, and the means of their metrics."""
         weight = normalise.weight_of_active(rollout.active)
-        if self.norm_reward:
-            return_moments = normalise.update_moments(
-                return_moments, rollout.running_return, weight
-            )
-            rollout = rollout._replace(
-                reward=normalise.scale_by_std(return_moments, rollout.reward)
-            )
+        learner, rollout = on_policy.normalise_rewards(learner, rollout, weight, self)
         batch = self.compute_advantages(learner, rollout, weight)
+
+        def update(carry: tuple, minibatch: Batch) -> tuple:
+            params, opt_state, stopped = carry
+            grads, parts = self.grad(params, minibatch)
+            grads = mean(grads)
+            updated = self.apply(params, opt_state, grads)
+            others = {"grad_norm": optax.global_norm(grads)}
+            if self.target_kl is not None:
+                stopped |= mean(parts["approx_kl"]) > 1.5 * self.target_kl
+                updated = where(stopped, (params, opt_state), updated)
+                others["updates_skipped"] = stopped.astype(jnp.float32)
+            return (*updated, stopped), (parts, others)
+
+        start = learner.params, learner.opt_state, jnp.bool(False)
+        carry, (parts, others) = rollouts.run_epochs(update, start, batch, rollout.keys, self)
+        params, opt_state, _ = carry
+        metrics = mean(parts) | others
+        metrics["explained_variance"] = normalise.explained_variance(
+            batch.value, batch.target, batch.weight
+        )
+        metrics["learning_rate"] = current(self.rate, learner.opt_state)
+        learner = learner._replace(params=params, opt_state=opt_state)
         if self.norm_obs:
-            obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
-
-        def update(nets: tuple, minibatch: Batch) -> tuple:
-            params, opt_state = nets
-            grads, metrics = self.grad(params, minibatch)
-            return self.apply(params, opt_state, mean(grads)), metrics
-
-        nets = learner.params, learner.opt_state
-        nets, metrics = rollouts.run_epochs(update, nets, batch, rollout.keys, self)
-        params, opt_state = nets
-        metrics = mean(metrics) | {"learning_rate": current(self.rate, learner.opt_state)}
-        return Learner(params, opt_state, obs_moments, return_moments), metrics
+            obs_moments = observations.update_obs_moments(learner.obs_moments, rollout.obs, weight)
+            learner = learner._replace(obs_moments=obs_moments)
+        return learner, metrics
 
     def compute_advantages(self, learner: Learner, rollout: Rollout, weight: Any) -> Batch:
         """The rollout with advantages and targets of values, in chunks where there is memory."""
@@ -222,4 +196,4 @@ class PPO:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
-        return clipped_adam(self.rate, self.max_grad_norm)
+        return scale_critic(clipped_adam(self.rate, self.max_grad_norm), self)

@@ -14,6 +14,8 @@ from shoal.errors import SettingError
 from shoal.rl import learning, q_network, replay, transitions
 from shoal.rl.learning import Learner, TrainState, init_learner, init_replays
 from shoal.rl.memory import forget, start
+from shoal.rl.nets import style_of
+from shoal.rl.observations import example_features
 from shoal.rl.optimise import clipped_adam
 from shoal.rl.q_network import QNetwork, Shape, count_actions, init_q_network, obs_features
 from shoal.rl.q_values import epsilon_greedy, rescale, select_value, sequence_priority, unscale
@@ -80,7 +82,9 @@ class R2D2:
     hidden: tuple[int, ...] = (64,)
     memory: str = "lstm"  # or gru
     memory_width: int = 64
-    torso: str = "auto"
+    torso: Any = "auto"  # or mlp, nature, resnet, minatar, or a network of yours
+    activation: str = "relu"  # or another function of jax.nn
+    layer_norm: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -98,11 +102,11 @@ class R2D2:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         shape = Shape(self.hidden, self.torso, count_actions(env), dueling=True)
-        shape = shape._replace(memory=(self.memory, self.memory_width))
+        shape = shape._replace(memory=(self.memory, self.memory_width), style=style_of(self))
         params: Any = init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        one = jax.eval_shape(lambda: obs_features(env, obs, self.torso)[0])
+        one = example_features(env, obs, self.torso)
         steps = example(one, jnp.int32(0))
         n = self.num_steps
         steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), steps)
@@ -140,7 +144,7 @@ class R2D2:
         return state, metrics | totals
 
     @stage(per="env")
-    def act(self, row: tuple, epsilon_exponent: jax.Array, features: jax.Array, *, params: QNetwork,
+    def act(self, row: tuple, epsilon_exponent: jax.Array, features: Any, *, params: QNetwork,
             ticks: jax.Array) -> tuple:  # fmt: skip
         """The next key and memory, and an ε-greedy action."""
         key, memory = row
@@ -206,7 +210,7 @@ class R2D2:
         steps: StoredStep = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), batch.steps)
         ends_t = steps.terminated | steps.truncated
         is_first_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
-        burn_in = steps.obs[: self.burn_in], is_first_t[: self.burn_in]
+        burn_in = jax.tree.map(lambda x: x[: self.burn_in], (steps.obs, is_first_t))
         rest = steps, ends_t, is_first_t
         steps, ends_t, is_first_t = jax.tree.map(lambda x: x[self.burn_in :], rest)
 

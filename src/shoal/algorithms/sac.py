@@ -9,16 +9,16 @@ import optax
 from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
-from shoal.envs.spaces import Box
+from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
-from shoal.rl.critics import Critics, init_critics, q_values
+from shoal.rl.critics import Critics, Net, Sizes, init_actor, init_critics, q_values
 from shoal.rl.learning import Buffer, init_replays, split_updates
-from shoal.rl.nets import Layers, init_mlp
+from shoal.rl.nets import style_of
+from shoal.rl.observations import example_features, features_of
 from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import StoredStep, Transition, example, read_transitions
 from shoal.rl.unit_actions import (
     check_bounded,
-    flat_features,
     scale_to_box,
     squashed_normal,
     uniform_until,
@@ -32,7 +32,7 @@ Metrics = dict[str, jax.Array]
 class Params(NamedTuple):
     """What is trained."""
 
-    actor: Layers
+    actor: Net
     critics: Critics
     log_alpha: jax.Array
 
@@ -90,7 +90,9 @@ class SAC:
     target_entropy: float | None = None  # None: -dim(A)
     reward_scale: float = 1.0
     hidden: tuple[int, ...] = (256, 256)
-    torso: str = "auto"  # or mlp, which flattens images; auto refuses them
+    torso: Any = "auto"  # or mlp, nature, resnet, minatar, or a network of yours
+    activation: str = "relu"  # or another function of jax.nn
+    layer_norm: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -104,11 +106,14 @@ class SAC:
         actor_key, critic_key, act_key, env_key, replay_key = jax.random.split(key, 5)
         size = check_bounded(type(self).__name__, env.action_space).size
         env_states, obs = env.reset(key_rows(env_key, envs))
-        features = jax.eval_shape(lambda: self.features(env, obs)[0])
-        actor = init_mlp(actor_key, (features.size, *self.hidden, 2 * size), last_scale=0.01)
-        critics = init_critics(critic_key, (features.size + size, *self.hidden), self.num_critics)
+        sizes = Sizes(
+            parts(env.observation_space)[0], size, self.hidden, self.torso, style_of(self)
+        )
+        actor = init_actor(actor_key, sizes, 2 * size)
+        critics = init_critics(critic_key, sizes, self.num_critics)
         params: Any = Params(actor, critics, jnp.log(jnp.float32(self.alpha)))
         learner = Learner(params, critics, self.optimiser.init(params), jnp.int32(0))
+        features = example_features(env, obs, self.torso)
         stored = example(features, jnp.zeros(size))
         rings = init_replays(stored, self.buffer_size_per_env, envs).ring
         buffer = Buffer(key_rows(replay_key, envs), rings)
@@ -137,7 +142,7 @@ class SAC:
 
     @stage(per="env")
     def act(
-        self, key: jax.Array, features: jax.Array, *, actor: Layers, ticks: jax.Array
+        self, key: jax.Array, features: Any, *, actor: Net, ticks: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The next key, and an action of the policy, or a uniform one until learning starts."""
         key, sample_key, uniform_key = jax.random.split(key, 3)
@@ -222,9 +227,9 @@ class SAC:
         metrics = {**parts, "alpha": alpha, "entropy": -jnp.mean(log_prob)}
         return sum(parts.values(), jnp.float32(0)), metrics | {"q_values": jnp.mean(q)}
 
-    def features(self, env: Env, obs: Any) -> jax.Array:
-        """Observations as one vector."""
-        return flat_features(type(self).__name__, env, obs, self.torso)
+    def features(self, env: Env, obs: Any) -> Any:
+        """Observations as the networks see them: a vector, an image, or as they are."""
+        return features_of(env.observation_space, obs, self.torso)
 
     @property
     def updates(self) -> int:

@@ -10,18 +10,18 @@ import optax
 from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
-from shoal.envs.spaces import Box
+from shoal.envs.spaces import Box, parts
 from shoal.rl import learning, losses, replay
-from shoal.rl.critics import Critics, init_critics, q_values
+from shoal.rl.critics import Critics, Net, Sizes, init_actor, init_critics, q_values
 from shoal.rl.learning import Buffer, Learner, TrainState, init_learner, init_replays, split_updates
-from shoal.rl.nets import Layers, init_mlp
+from shoal.rl.nets import style_of
+from shoal.rl.observations import example_features, features_of
 from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import StoredStep, Transition, example, read_transitions
 from shoal.rl.unit_actions import (
     add_noise,
     check_bounded,
     deterministic_action,
-    flat_features,
     scale_to_box,
     uniform_until,
 )
@@ -83,7 +83,9 @@ class TD3:
     exploration_noise: float = 0.1  # std of the noise of the actions taken
     tau: float = 0.005
     hidden: tuple[int, ...] = (256, 256)
-    torso: str = "auto"  # or mlp, which flattens images; auto refuses them
+    torso: Any = "auto"  # or mlp, nature, resnet, minatar, or a network of yours
+    activation: str = "relu"  # or another function of jax.nn
+    layer_norm: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -97,11 +99,14 @@ class TD3:
         actor_key, critic_key, act_key, env_key, replay_key = jax.random.split(key, 5)
         size = check_bounded(type(self).__name__, env.action_space).size
         env_states, obs = env.reset(key_rows(env_key, envs))
-        features = jax.eval_shape(lambda: self.features(env, obs)[0])
-        actor = init_mlp(actor_key, (features.size, *self.hidden, size), last_scale=0.01)
-        critics = init_critics(critic_key, (features.size + size, *self.hidden), self.num_critics)
+        sizes = Sizes(
+            parts(env.observation_space)[0], size, self.hidden, self.torso, style_of(self)
+        )
+        actor = init_actor(actor_key, sizes, size)
+        critics = init_critics(critic_key, sizes, self.num_critics)
         params = Params(actor, critics)
         learner = init_learner(params, Params(*map(self.optimiser.init, params)))
+        features = example_features(env, obs, self.torso)
         stored = example(features, jnp.zeros(size))
         rings = init_replays(stored, self.buffer_size_per_env, envs).ring
         buffer = Buffer(key_rows(replay_key, envs), rings)
@@ -129,7 +134,7 @@ class TD3:
         return State(learner, *rows, buffer._replace(key=key)), metrics | totals
 
     @stage(per="env")
-    def act(self, key: jax.Array, features: jax.Array, *, actor: Layers, ticks: jax.Array) -> tuple:
+    def act(self, key: jax.Array, features: Any, *, actor: Net, ticks: jax.Array) -> tuple:
         """The next key, and μ(s) plus noise, or a uniform action until learning starts."""
         key, noise_key, uniform_key = jax.random.split(key, 3)
         unit = add_noise(noise_key, deterministic_action(actor, features), self.exploration_noise)
@@ -201,7 +206,7 @@ class TD3:
         q = q_values(params.critics, batch.obs, batch.action)
         critic_loss = jnp.sum(jnp.mean(losses.squared_error(q, q_target), axis=1))
 
-        def actor_loss(actor: Layers, critics: Critics) -> jax.Array:
+        def actor_loss(actor: Net, critics: Critics) -> jax.Array:
             # As published, of the first critic alone and not of the minimum.
             action = deterministic_action(actor, batch.obs)
             return -jnp.mean(q_values(critics[:1], batch.obs, action))
@@ -211,9 +216,9 @@ class TD3:
         metrics = {"critic_loss": critic_loss, "actor_loss": loss, "q_values": jnp.mean(q)}
         return critic_loss + loss, metrics
 
-    def features(self, env: Env, obs: Any) -> jax.Array:
-        """Observations as one vector."""
-        return flat_features(type(self).__name__, env, obs, self.torso)
+    def features(self, env: Env, obs: Any) -> Any:
+        """Observations as the networks see them: a vector, an image, or as they are."""
+        return features_of(env.observation_space, obs, self.torso)
 
     @property
     def updates(self) -> int:

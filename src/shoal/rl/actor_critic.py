@@ -15,8 +15,9 @@ from shoal.envs.spaces import Action, Observation, parts
 from shoal.rl.blocks import map_in_blocks
 from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
-from shoal.rl.nets import Layers, computed_in, init_mlp, mlp
+from shoal.rl.nets import TANH, Layers, Style, computed_in, init_mlp, mlp, style_of
 from shoal.rl.observations import own_and_mask
+from shoal.rl.own_network import OwnNetwork
 from shoal.rl.policy import Actor, distribution, init_actor
 from shoal.rl.rollouts import Rollout, is_last
 from shoal.rl.torso import Torso, embed, init_torso
@@ -51,10 +52,11 @@ def init_actor_critic(
     keys: tuple[jax.Array, jax.Array],
     spaces: tuple[Observation, Action],
     hidden: tuple[int, ...],
-    torso: str = "auto",
+    torso: Any = "auto",
     memory: tuple[str, int] = ("none", 0),
+    style: Style = TANH,
 ) -> ActorCritic:
-    """Networks with `hidden` layers; behind the torso that images go through there are none.
+    """Networks with `hidden` layers of a style; behind torsos other than `mlp` there are none.
 
     `memory` is its kind and width.
     """
@@ -66,14 +68,15 @@ def init_actor_critic(
     kind, width = memory
     remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, inputs, width)
     sizes = (width_of(remembers, inputs), *others)
-    actor = init_actor(actor_key, sizes, done)
-    return ActorCritic(shared, actor, init_mlp(critic_key, (*sizes, 1)), remembers)
+    actor = init_actor(actor_key, sizes, done, style)
+    critic = init_mlp(critic_key, (*sizes, 1), style=style)
+    return ActorCritic(shared, actor, critic, remembers)
 
 
 def init(keys: tuple[jax.Array, jax.Array], env: Any, settings: Any) -> ActorCritic:
     """The parameters for `env` of an algorithm with these settings."""
     spaces, memory = (env.observation_space, env.action_space), settings.memory
-    sizes = settings.hidden, settings.torso, (memory, settings.memory_width)
+    sizes = settings.hidden, settings.torso, (memory, settings.memory_width), style_of(settings)
     return computed_in(init_actor_critic(keys, spaces, *sizes), settings.compute_dtype)
 
 
@@ -151,10 +154,10 @@ def _where_late(
 ) -> jax.Array:
     """The values after truncated steps, from their last observations; others unchanged."""
 
-    def look(params: ActorCritic, seen: jax.Array) -> jax.Array:
+    def look(params: ActorCritic, seen: Any) -> jax.Array:
         return _value(params.critic, embed(params.torso, seen))
 
-    def row(late: jax.Array, seen: jax.Array, other: jax.Array) -> jax.Array:
+    def row(late: jax.Array, seen: Any, other: jax.Array) -> jax.Array:
         return where_rarely(late, look, (params, seen), other)
 
     rows = (rollout.truncated, own_and_mask(features(rollout.last_obs))[0], otherwise)
@@ -180,15 +183,15 @@ def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollou
     return Expected(features_t, memory_t, seen_t, *values)
 
 
-def value(params: ActorCritic, features: jax.Array) -> jax.Array:
+def value(params: ActorCritic, features: Any) -> jax.Array:
     """V(s) for `features` at the start of an episode."""
     return _value(params.critic, _embed_all(params.torso, features))
 
 
-def _embed_all(torso: Torso, features: jax.Array) -> jax.Array:
+def _embed_all(torso: Torso, features: Any) -> jax.Array:
     """Of many images, no more at a time than a CPU's cache holds."""
-    if not torso:
-        return features
+    if not torso or isinstance(torso, OwnNetwork):
+        return embed(torso, features)
     batch, image = features.shape[:-3], features.shape[-3:]
     seen = map_in_blocks(lambda x: embed(torso, x), features.reshape(-1, *image))
     return seen.reshape(*batch, -1)

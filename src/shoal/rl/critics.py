@@ -1,19 +1,70 @@
-"""Critics of continuous actions: an ensemble of networks Q(s, a)."""
+"""Networks of continuous control: an actor, and an ensemble of critics Q(s, a).
+
+Each has a torso of its own, where there is one, and layers behind it.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from shoal.rl.nets import Layers, init_mlp, mlp
-
-Critics = tuple[Layers, ...]
-
-
-def init_critics(key: jax.Array, sizes: tuple[int, ...], count: int) -> Critics:
-    """`count` critics with layers of `sizes`; the first is the width of features and action."""
-    return tuple(init_mlp(each, (*sizes, 1)) for each in jax.random.split(key, count))
+from shoal.envs.spaces import Observation
+from shoal.rl.nets import RELU, Layers, Style, init_mlp, mlp
+from shoal.rl.torso import Torso, embed, init_torso
 
 
-def q_values(critics: Critics, features: jax.Array, action: jax.Array) -> jax.Array:
+class Net(NamedTuple):
+    """The parameters of one network."""
+
+    torso: Torso
+    layers: Layers
+
+
+Critics = tuple[Net, ...]
+
+
+class Sizes(NamedTuple):
+    """What such networks see and how large they are."""
+
+    space: Observation
+    action: int  # how many numbers an action has
+    hidden: tuple[int, ...]  # layers behind the torso
+    torso: Any = "auto"
+    style: Style = RELU
+
+
+def init_actor(key: jax.Array, sizes: Sizes, outputs: int) -> Net:
+    """An actor with so many outputs, nearly 0 at first."""
+    torso, width = _init_torso(key, sizes)
+    return Net(torso, init_mlp(key, (width, *sizes.hidden, outputs), 0.01, sizes.style))
+
+
+def init_critics(key: jax.Array, sizes: Sizes, count: int) -> Critics:
+    """`count` critics, whose layers see the features and the action."""
+
+    def one(key: jax.Array) -> Net:
+        torso, width = _init_torso(key, sizes)
+        layers = init_mlp(key, (width + sizes.action, *sizes.hidden, 1), style=sizes.style)
+        return Net(torso, layers)
+
+    return tuple(one(each) for each in jax.random.split(key, count))
+
+
+def outputs(net: Net, features: Any) -> jax.Array:
+    """What an actor's last layer gives."""
+    return mlp(net.layers, embed(net.torso, features))
+
+
+def q_values(critics: Critics, features: Any, action: jax.Array) -> jax.Array:
     """Q(s, a) by each critic: [critics, ...]."""
-    both = jnp.concatenate([features, action], axis=-1)
-    return jnp.stack([mlp(critic, both, jax.nn.relu)[..., 0] for critic in critics])
+
+    def one(critic: Net) -> jax.Array:
+        seen = jnp.concatenate([embed(critic.torso, features), action], axis=-1)
+        return mlp(critic.layers, seen)[..., 0]
+
+    return jnp.stack([one(critic) for critic in critics])
+
+
+def _init_torso(key: jax.Array, sizes: Sizes) -> tuple[Torso, int]:
+    torso, widths = init_torso(jax.random.fold_in(key, 0), sizes.space, sizes.torso, ())
+    return torso, widths[0]

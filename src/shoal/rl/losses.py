@@ -1,6 +1,6 @@
 """Losses and diagnostics, entry by entry; the algorithm takes the mean."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,28 @@ def actor_critic(
     loss = parts["policy_loss"] + vf_coef * parts["value_loss"]
     loss -= ent_coef * parts["entropy"]
     return loss, {"loss": loss, **parts}
+
+
+class Fit(NamedTuple):
+    """How values fit their targets: means that replicas may agree on as on any others."""
+
+    error: jax.Array
+    squared_error: jax.Array
+    target: jax.Array
+    squared_target: jax.Array
+
+
+def fit(value: jax.Array, target: jax.Array, weight: Any) -> Fit:
+    """The fit of values to targets, weighted."""
+    error = target - value
+    means = error, jnp.square(error), target, jnp.square(target)
+    return Fit(*(jnp.mean(weighted(x, weight)) for x in means))
+
+
+def explained_variance(fit: Fit) -> jax.Array:
+    """1 - Var(target - value) / Var(target): 1 is perfect, 0 as good as a constant."""
+    error = fit.squared_error - jnp.square(fit.error)
+    return 1 - error / jnp.maximum(fit.squared_target - jnp.square(fit.target), 1e-8)
 
 
 def soft_value(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shoal.errors import UnknownNameError
-from shoal.rl.nets import Dense, Layers, dense, init_mlp, mlp
+from shoal.rl.nets import RELU, Dense, Layers, dense, init_mlp, mlp, standardised
 
 State = Any  # a tree of arrays; () without memory
 
@@ -187,7 +187,7 @@ def _attend(
     x = dense(memory.embed, seen)
     query, key, value = (
         part.reshape(*part.shape[:-1], heads, -1)
-        for part in jnp.split(dense(memory.query_key_value, _norm(x)), 3, axis=-1)
+        for part in jnp.split(dense(memory.query_key_value, standardised(x)), 3, axis=-1)
     )
     x = x[window:]
     scores = jnp.einsum("t...hd,s...hd->...hts", query[window:], key) / query.shape[-1] ** 0.5
@@ -199,7 +199,7 @@ def _attend(
     found = jnp.einsum("...hts,s...hd->t...hd", weights, value)
     found = dense(memory.out, found.reshape(*x.shape[:-1], -1))
     x = x + jax.nn.sigmoid(dense(memory.out_gate, x)) * found
-    thought = mlp(memory.hidden, _norm(x), jax.nn.relu)
+    thought = mlp(memory.hidden, standardised(x))
     x = x + jax.nn.sigmoid(dense(memory.hidden_gate, x)) * thought
     known = jnp.sum(episode[-window:] == episode[-1], axis=0)
     return (jnp.moveaxis(seen[-window:], 0, -2), known), x
@@ -213,7 +213,7 @@ def _init_attention(key: jax.Array, inputs: int, width: int, window: int) -> Att
         for key, size in zip(keys, (inputs, width, width, width), strict=False)
     )
     (query_key_value, _) = _gates(keys[4], width, width, 3)
-    hidden = init_mlp(keys[5], (width, 2 * width, width))
+    hidden = init_mlp(keys[5], (width, 2 * width, width), style=RELU)
     # Gates start nearly shut: at first it does what it would without memory.
     shut = jnp.full(width, -2.0)
     out_gate, hidden_gate = (replace(gate, bias=shut) for gate in (out_gate, hidden_gate))
@@ -230,9 +230,3 @@ def _gates(key: jax.Array, inputs: int, width: int, count: int) -> tuple[Dense, 
         for row, size in zip(keys, (inputs, width), strict=True)
     )
     return Dense(taken, jnp.zeros(count * width)), Dense(state, jnp.zeros(count * width))
-
-
-def _norm(x: jax.Array) -> jax.Array:
-    """Each vector with mean 0 and variance 1."""
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)

@@ -14,7 +14,7 @@ from shoal.envs.spaces import Discrete
 from shoal.errors import SettingError
 from shoal.rl.distributions import Categorical, masked
 from shoal.rl.memory import Memory, init_memory, remember, start
-from shoal.rl.nets import Dense, Layers, dense, init_mlp, mlp
+from shoal.rl.nets import RELU, Dense, Layers, dense, init_mlp, mlp
 from shoal.rl.routing import Routes
 from shoal.rl.teams import Shown, recall, widths
 
@@ -86,10 +86,10 @@ def init_mixer(key: jax.Array, world: int, agents: int, width: int, hidden: int)
     keys = jax.random.split(key, 4)
     (first_bias,) = init_mlp(keys[1], (world, width), last_scale=0.1)
     return Mixer(
-        init_mlp(keys[0], (world, hidden, agents * width), last_scale=0.1),
+        init_mlp(keys[0], (world, hidden, agents * width), 0.1, RELU),
         first_bias,
-        init_mlp(keys[2], (world, hidden, width), last_scale=0.1),
-        init_mlp(keys[3], (world, hidden, 1), last_scale=0.1),
+        init_mlp(keys[2], (world, hidden, width), 0.1, RELU),
+        init_mlp(keys[3], (world, hidden, 1), 0.1, RELU),
     )
 
 
@@ -100,11 +100,11 @@ def mix(mixer: Mixer | tuple[()], q: jax.Array, world: Any) -> jax.Array:
     """
     if not isinstance(mixer, Mixer):
         return jnp.sum(q, axis=-1)
-    first = jnp.abs(mlp(mixer.first, world, jax.nn.relu))
+    first = jnp.abs(mlp(mixer.first, world))
     first = first.reshape(*q.shape, -1)
     unit = jnp.einsum("...a,...au->...u", q, first) + dense(mixer.first_bias, world)
-    second = jnp.abs(mlp(mixer.second, world, jax.nn.relu))
-    bias = mlp(mixer.second_bias, world, jax.nn.relu)[..., 0]
+    second = jnp.abs(mlp(mixer.second, world))
+    bias = mlp(mixer.second_bias, world)[..., 0]
     return jnp.sum(jax.nn.elu(unit) * second, axis=-1) + bias
 
 

@@ -64,6 +64,18 @@ def standardise(x: jax.Array, weight: Any = ()) -> jax.Array:
     return (x - average) * jax.lax.rsqrt(var + 1e-8)
 
 
+def explained_variance(value: jax.Array, target: jax.Array, weight: Any = ()) -> jax.Array:
+    """1 - Var(target - value) / Var(target): 1 is perfect, 0 as good as a constant."""
+    error, whole = variance(target - value, weight), variance(target, weight)
+    return 1 - error / jnp.maximum(whole, 1e-8)
+
+
+def variance(x: jax.Array, weight: Any = ()) -> jax.Array:
+    """The variance of all entries on all replicas, each with its weight if there is one."""
+    average = mean(jnp.mean(weighted(x, weight)))
+    return mean(jnp.mean(weighted(jnp.square(x - average), weight)))
+
+
 def weight_of_active(active: Any) -> Any:
     """Weights of 0 for inactive agents, and of a mean of 1 over all replicas; () for one agent.
 

@@ -4,17 +4,25 @@ Of an observation in parts, networks see what the agent sees itself; its mask go
 """
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import MASK, SEEN, Box, Dict, Observation, has_parts, parts
+from shoal.envs.spaces import (
+    MASK,
+    SEEN,
+    Observation,
+    has_parts,
+    leaves,
+    parts,
+    unflatten,
+)
 from shoal.rl.normalise import Moments, init_moments, normalise, update_moments
+from shoal.rl.own_network import as_numbers
 from shoal.rl.torso import Kind, as_image, choose_torso
 
-ObsMoments = Any  # a tree of Moments like the observation's, or Picture
+ObsMoments = Any  # a tree of Moments like the observation's, or Picture, or Unchanged
 
 
 @jax.tree_util.register_dataclass
@@ -25,10 +33,16 @@ class Picture:
     kind: Kind = field(metadata={"static": True})
 
 
+class Unchanged(NamedTuple):
+    """Observations that a network of the user's sees in their own shapes."""
+
+    moments: Any  # a tree of Moments like the observation's; () for bytes
+
+
 class Masked(NamedTuple):
     """Features, and which actions may be taken on seeing them."""
 
-    own: jax.Array
+    own: Any
     mask: jax.Array
 
 
@@ -37,23 +51,34 @@ def own_part(obs: Any) -> Any:
     return obs[SEEN] if isinstance(obs, dict) and has_parts(obs) else obs
 
 
-def own_and_mask(features: Any) -> tuple[jax.Array, Any]:
+def own_and_mask(features: Any) -> tuple[Any, Any]:
     """Features without the mask beside them, and that mask; () if there is none."""
     return features if isinstance(features, Masked) else (features, ())
 
 
-def init_obs_moments(space: Observation, torso: str = "auto") -> ObsMoments:
+def init_obs_moments(space: Observation, torso: Any = "auto") -> ObsMoments:
     """Nothing seen yet."""
     space = parts(space)[0]
-    kind = choose_torso(space, torso)
-    return _init_each(space) if kind == "mlp" else Picture(kind)
+    match choose_torso(space, torso):
+        case "mlp":
+            return unflatten(space, tuple(init_moments(box.shape) for box in leaves(space)))
+        case "own":
+            each = tuple(init_moments(b.shape) if b.dtype != "uint8" else () for b in leaves(space))
+            return Unchanged(unflatten(space, each))
+        case kind:
+            return Picture(kind)
 
 
 def update_obs_moments(moments: ObsMoments, obs: Any, weight: Any = ()) -> ObsMoments:
     """`moments` updated by `obs` of [steps, environments, ...], with a weight for each."""
     if isinstance(moments, Picture):
         return moments
-    update = partial(update_moments, weight=weight)
+    if isinstance(moments, Unchanged):
+        return Unchanged(update_obs_moments(moments.moments, obs, weight))
+
+    def update(of: Any, x: jax.Array) -> Any:
+        return update_moments(of, x, weight) if of else of
+
     return jax.tree.map(update, moments, own_part(obs), is_leaf=_is_moments)
 
 
@@ -61,40 +86,47 @@ def normalise_obs(moments: ObsMoments, obs: Any) -> Any:
     """Every observation but images and masks normalised."""
     if isinstance(moments, Picture):
         return obs
-    own = jax.tree.map(normalise, moments, own_part(obs), is_leaf=_is_moments)
+    if isinstance(moments, Unchanged):
+        return normalise_obs(moments.moments, obs)
+
+    def one(of: Any, x: jax.Array) -> jax.Array:
+        return normalise(of, x) if of else x
+
+    own = jax.tree.map(one, moments, own_part(obs), is_leaf=_is_moments)
     return {**obs, SEEN: own} if own_part(obs) is not obs else own
 
 
 def as_features(moments: ObsMoments, obs: Any) -> Any:
-    """An image as its torso wants it; anything else as one vector of real numbers.
+    """An image as its torso wants it, anything else as one vector of real numbers.
 
+    A network of the user's gets what the environment shows, in its own shapes.
     Where the observation has a mask, it comes beside that: `Masked`.
     """
     own = _own_features(moments, own_part(obs))
     return Masked(own, obs[MASK]) if own_part(obs) is not obs and MASK in obs else own
 
 
-def _own_features(moments: ObsMoments, own: Any) -> jax.Array:
+def _own_features(moments: ObsMoments, own: Any) -> Any:
     if isinstance(moments, Picture):
         return as_image(moments.kind, own)
+    if isinstance(moments, Unchanged):
+        return as_numbers(own)
     each = zip(jax.tree.leaves(moments, is_leaf=_is_moments), jax.tree.leaves(own), strict=True)
     vectors = [_vector(x, m.mean.ndim) for m, x in each]
     return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
 
 
-def features_of(space: Observation, obs: Any, torso: str) -> jax.Array:
+def example_features(env: Any, obs: Any, torso: Any) -> Any:
+    """The shapes and dtypes of one environment's features, where `obs` has a row for each."""
+    return jax.eval_shape(
+        lambda: features_of(env.observation_space, jax.tree.map(lambda x: x[0], obs), torso)
+    )
+
+
+def features_of(space: Observation, obs: Any, torso: Any) -> Any:
     """Observations as a network with this torso sees them, not normalised and without masks."""
     features = as_features(jax.eval_shape(lambda: init_obs_moments(space, torso)), obs)
     return own_and_mask(features)[0]
-
-
-def _init_each(space: Observation) -> ObsMoments:
-    match space:
-        case Dict(spaces):
-            return {name: _init_each(inner) for name, inner in spaces}
-        case Box(shape=shape):
-            return init_moments(shape)
-    assert_never(space)
 
 
 def _vector(x: jax.Array, axes: int) -> jax.Array:
@@ -102,4 +134,4 @@ def _vector(x: jax.Array, axes: int) -> jax.Array:
 
 
 def _is_moments(x: Any) -> bool:
-    return isinstance(x, Moments)
+    return isinstance(x, Moments) or x == ()

@@ -68,5 +68,21 @@ def clipped_rmsprop(
     return _clipped(rmsprop, max_grad_norm)
 
 
+def scale_critic(rule: optax.GradientTransformation, settings: Any) -> Any:
+    """`rule`, whose updates of the critic are as large as the critic's own learning rate says."""
+    own = settings.critic_learning_rate
+    if own is None or own == settings.learning_rate:
+        return rule
+    return optax.chain(rule, _scaled("critic", own / settings.learning_rate))
+
+
+def _scaled(part: str, factor: float) -> optax.GradientTransformation:
+    def scale(updates: Any, params: Any = None) -> Any:
+        of = jax.tree.map(lambda x: factor * x, getattr(updates, part))
+        return updates._replace(**{part: of})
+
+    return optax.stateless(scale)
+
+
 def _clipped(rule: Any, norm: float) -> optax.GradientTransformation:
     return optax.flatten(optax.chain(optax.clip_by_global_norm(norm), rule))

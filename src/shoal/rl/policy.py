@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from shoal.envs.spaces import Action, Box, Discrete, MultiDiscrete
 from shoal.rl.distributions import Categorical, Distribution, MultiCategorical, Normal
-from shoal.rl.nets import Layers, init_mlp, mlp
+from shoal.rl.nets import TANH, Layers, Style, init_mlp, mlp
 
 
 class CategoricalActor(NamedTuple):
@@ -37,16 +37,16 @@ class NormalActor(NamedTuple):
 Actor = CategoricalActor | MultiCategoricalActor | NormalActor
 
 
-def init_actor(key: jax.Array, sizes: Sequence[int], space: Action) -> Actor:
+def init_actor(key: jax.Array, sizes: Sequence[int], space: Action, style: Style = TANH) -> Actor:
     """An actor for `space` with layers of `sizes`, nearly indifferent between actions at first."""
     match space:
         case Discrete(n):
-            return CategoricalActor(init_mlp(key, (*sizes, n), last_scale=0.01))
+            return CategoricalActor(init_mlp(key, (*sizes, n), 0.01, style))
         case MultiDiscrete(choices):
-            layers = init_mlp(key, (*sizes, sum(choices)), last_scale=0.01)
+            layers = init_mlp(key, (*sizes, sum(choices)), 0.01, style)
             return MultiCategoricalActor(layers, choices)
         case Box():
-            layers = init_mlp(key, (*sizes, space.size), last_scale=0.01)
+            layers = init_mlp(key, (*sizes, space.size), 0.01, style)
             return NormalActor(layers, jnp.zeros(space.size))
     assert_never(space)
 

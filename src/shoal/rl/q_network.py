@@ -8,8 +8,18 @@ import jax.numpy as jnp
 from shoal.envs.spaces import MASK, Discrete, Observation, parts
 from shoal.errors import SettingError
 from shoal.rl.memory import Memory, State, init_memory, remember, width_of
-from shoal.rl.nets import Dense, Layers, dense, init_mlp
+from shoal.rl.nets import (
+    RELU,
+    Dense,
+    Layers,
+    Style,
+    dense,
+    hidden_layers,
+    init_hidden,
+    init_mlp,
+)
 from shoal.rl.observations import features_of, own_part
+from shoal.rl.own_network import OwnNetwork, as_numbers
 from shoal.rl.torso import Kind, MinAtar, Nature, ResNet, Torso, as_image, embed, init_torso
 
 
@@ -17,11 +27,12 @@ class Shape(NamedTuple):
     """The settings of a network; `atoms` are its outputs per action."""
 
     hidden: tuple[int, ...]
-    torso: str
+    torso: Any
     actions: int
     atoms: int = 1
     dueling: bool = False
     memory: tuple[str, int] = ("none", 0)  # its kind and width
+    style: Style = RELU
 
 
 class QNetwork(NamedTuple):
@@ -51,14 +62,16 @@ def count_actions(env: Any) -> int:
     return env.action_space.n
 
 
-def obs_features(env: Any, obs: Any, torso: str) -> jax.Array:
+def obs_features(env: Any, obs: Any, torso: Any) -> Any:
     """Observations of `env` as the input of this torso: a vector, or an image."""
     return features_of(env.observation_space, obs, torso)
 
 
-def single_obs_features(params: QNetwork, obs: Any) -> jax.Array:
+def single_obs_features(params: QNetwork, obs: Any) -> Any:
     """The same for one environment, without its observation space."""
     obs = own_part(obs)
+    if isinstance(params.torso, OwnNetwork):
+        return as_numbers(obs)
     if params.torso:
         kinds: dict[type, Kind] = {Nature: "nature", ResNet: "resnet", MinAtar: "minatar"}
         return as_image(kinds[type(params.torso)], obs)
@@ -74,39 +87,36 @@ def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
     kind, wide = shape.memory
     memory = init_memory(jax.random.fold_in(key, 4), kind, seen_width, wide)
     width = width_of(memory, seen_width)
-    hidden = init_mlp(hidden_key, sizes, 2**0.5) if len(sizes) > 1 else ()
+    hidden = init_hidden(hidden_key, sizes, shape.style) if len(sizes) > 1 else ()
     (advantage,) = init_mlp(advantage_key, (width, shape.actions * shape.atoms))
     (value,) = init_mlp(value_key, (width, shape.atoms)) if shape.dueling else ((),)
     return QNetwork(torso, hidden, advantage, value, memory)
 
 
-def action_atoms(params: QNetwork, features: jax.Array, atoms: int) -> jax.Array:
+def action_atoms(params: QNetwork, features: Any, atoms: int) -> jax.Array:
     """The atoms of every action: [..., actions, atoms]."""
     return apply_heads(params, encode(params, features), atoms)
 
 
-def encode(params: QNetwork, features: jax.Array) -> jax.Array:
+def encode(params: QNetwork, features: Any) -> jax.Array:
     """The output of the torso and the hidden layers."""
-    x = embed(params.torso, features)
-    for layer in params.hidden:
-        x = jax.nn.relu(dense(layer, x))
-    return x
+    return hidden_layers(params.hidden, embed(params.torso, features))
 
 
-def apply(params: QNetwork, state: State, features: jax.Array) -> tuple[State, jax.Array]:
+def apply(params: QNetwork, state: State, features: Any) -> tuple[State, jax.Array]:
     """The recurrent state after `features`, and the value of every action: [..., actions]."""
     encoded = encode(params, features)
     state, out = remember(params.memory, state, encoded, jnp.zeros(encoded.shape[:-1], bool))
     return state, apply_heads(params, out, 1)[..., 0]
 
 
-def peek(params: QNetwork, state_t: State, features_t: jax.Array) -> jax.Array:
+def peek(params: QNetwork, state_t: State, features_t: Any) -> jax.Array:
     """The action values of each of `features_t`; its recurrent state is used and not advanced."""
     return apply(params, state_t, features_t)[1]
 
 
 def unroll(
-    params: QNetwork, state: State, features_t: jax.Array, is_first_t: jax.Array
+    params: QNetwork, state: State, features_t: Any, is_first_t: jax.Array
 ) -> tuple[State, tuple[jax.Array, State]]:
     """The recurrent state after a sequence; and the action values and the state at each time."""
 

@@ -90,11 +90,28 @@ class Several:
         return f"a tuple, each {self.inner}"
 
 
-Range = Number | Count | Optional | Pair | Several
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of these names."""
+
+    names: tuple[str, ...]
+
+    def __contains__(self, x: Any) -> bool:
+        return isinstance(x, str) and x in self.names
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
+Range = Number | Count | Optional | Pair | Several | OneOf
 ANY, POSITIVE, WEIGHT, SHARE = Number(), Number(0, above=True), Number(0), Number(0, 1)
 SOME, MANY = Count(0), Count(1)
 
+# Functions of jax.nn; named here, since this file is read where JAX is not.
+ACTIVATIONS = ("tanh", "relu", "silu", "gelu", "elu", "selu", "leaky_relu", "softplus", "sigmoid")
+
 RANGES: dict[str, Range] = {
+    "activation": OneOf(ACTIVATIONS),
     "alpha": POSITIVE,
     "batch_size_per_env": MANY,
     "buffer_size_per_env": MANY,
@@ -104,6 +121,7 @@ RANGES: dict[str, Range] = {
     "clip_eps_vf": Optional(POSITIVE),
     "clip_rho_threshold": POSITIVE,
     "ent_coef": WEIGHT,
+    "critic_learning_rate": Optional(POSITIVE),
     "epsilon": Pair(SHARE),
     "epsilon_alpha": WEIGHT,
     "epsilon_ticks": MANY,
@@ -132,6 +150,7 @@ RANGES: dict[str, Range] = {
     "samples_per_insert": POSITIVE,
     "sequence_length": SOME,
     "target_entropy": Optional(ANY),
+    "target_kl": Optional(POSITIVE),
     "target_update_interval": MANY,
     "tau": Number(0, 1, above=True),
     "td_lambda": SHARE,
@@ -145,6 +164,7 @@ RANGES: dict[str, Range] = {
 
 # What a setting means wherever it occurs; a comment beside it says more.
 MEANINGS: dict[str, str] = {
+    "activation": "of hidden layers: a function of jax.nn",
     "alpha": "the temperature: the weight of the entropy",
     "anneal_lr": "let the learning rate fall to 0 over the run",
     "batch_size_per_env": "samples of each environment in an update",
@@ -156,6 +176,7 @@ MEANINGS: dict[str, str] = {
     "clip_eps_vf": "the same of values; None: not clipped",
     "clip_rho_threshold": "V-trace's rho: clips the weight of a TD error",
     "compute_dtype": "what products are computed in",
+    "critic_learning_rate": "of the critic; None: learning_rate",
     "double": "the online network chooses the target's action",
     "dueling": "values and advantages have heads of their own",
     "ent_coef": "the weight of the entropy in the loss",
@@ -167,6 +188,7 @@ MEANINGS: dict[str, str] = {
     "gamma": "the discount",
     "hidden": "widths of the hidden layers",
     "importance_exponent": "beta of prioritised replay",
+    "layer_norm": "normalise hidden layers before their activation",
     "learning_rate": "of the optimiser",
     "learning_starts_per_env": "steps of each environment before learning",
     "max_grad_norm": "gradients are clipped to this norm",
@@ -191,10 +213,11 @@ MEANINGS: dict[str, str] = {
     "samples_per_insert": "samples drawn for each step that is kept",
     "sequence_length": "steps that memory is learnt through at a time",
     "target_entropy": "of the policy; None: -dim(A)",
+    "target_kl": "how far a tick moves the policy, as a KL divergence",
     "target_update_interval": "updates between those of the target network",
     "tau": "how far targets move in an update",
     "td_lambda": "0: one step; 1: to the end of the sequence",
-    "torso": "what sees observations: mlp, nature, resnet, minatar",
+    "torso": "what sees observations: mlp, nature, resnet, minatar, or file.py:yours",
     "total_ticks": "of the run, which fills it in",
     "update_epochs": "epochs of learning from a rollout",
     "value_range": "the lowest and the highest return",
@@ -205,6 +228,7 @@ MEANINGS: dict[str, str] = {
 
 # What other libraries, or earlier versions of Shoal, call a setting.
 SYNONYMS: dict[str, str] = {
+    "activation_fn": "activation",
     "actor_every": "policy_frequency",
     "atoms": "num_atoms",
     "batch_size": "batch_size_per_env",
@@ -215,6 +239,7 @@ SYNONYMS: dict[str, str] = {
     "clip_range": "clip_eps",
     "clip_range_vf": "clip_eps_vf",
     "compute": "compute_dtype",
+    "critic_lr": "critic_learning_rate",
     "critics": "num_critics",
     "discount": "gamma",
     "discounting": "gamma",
@@ -232,6 +257,8 @@ SYNONYMS: dict[str, str] = {
     "n_critics": "num_critics",
     "n_epochs": "update_epochs",
     "n_steps": "num_steps",
+    "net_arch": "hidden",
+    "network": "torso",
     "normalise_advantages": "norm_adv",
     "normalise_observations": "norm_obs",
     "normalise_rewards": "norm_reward",

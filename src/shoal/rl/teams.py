@@ -12,7 +12,7 @@ from jax import lax
 from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
 from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
-from shoal.rl.nets import init_mlp, mlp
+from shoal.rl.nets import TANH, Style, init_mlp, mlp
 from shoal.rl.policy import Actor, distribution, init_actor
 from shoal.rl.routing import Policy, Routes
 from shoal.rl.torso import check_flat
@@ -80,6 +80,7 @@ def init_member(
     spaces: tuple[int, int, Any],
     hidden: tuple[int, ...],
     memory: tuple[str, int] = ("none", 0),
+    style: Style = TANH,
 ) -> Member:
     """Networks for (own features, features of the world, actions); `memory` is kind and width."""
     actor_key, critic_key = keys
@@ -87,8 +88,8 @@ def init_member(
     kind, width = memory
     remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, own, width)
     inputs = width_of(remembers, own)
-    critic = init_mlp(critic_key, (inputs + world, *hidden, 1))
-    return Member(remembers, init_actor(actor_key, (inputs, *hidden), actions), critic)
+    critic = init_mlp(critic_key, (inputs + world, *hidden, 1), style=style)
+    return Member(remembers, init_actor(actor_key, (inputs, *hidden), actions, style), critic)
 
 
 def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution]:

@@ -7,7 +7,8 @@
 | resnet | images of 36 × 36 or more | Espeholt et al. (2018): fifteen convolutions, 256 wide |
 | minatar | images of 3 × 3 or more | Young and Tian (2019): one convolution, 128 wide |
 
-`auto` is nature for large images of bytes, minatar for small ones of other numbers, else mlp.
+`auto` is nature for large images of bytes, minatar for small ones of other numbers, else mlp. A
+network of the user's stands in place of a name (own_network.py).
 """
 
 from itertools import product
@@ -32,9 +33,10 @@ from shoal.rl.conv import (
     sides,
 )
 from shoal.rl.nets import Dense, dense
+from shoal.rl.own_network import OwnNetwork, apply_own, check_own, init_own, is_own
 
-Kind = Literal["mlp", "nature", "resnet", "minatar"]
-LEAST: dict[Kind, int] = {"mlp": 0, "nature": SMALLEST, "resnet": SMALLEST, "minatar": 3}
+Kind = Literal["mlp", "nature", "resnet", "minatar", "own"]
+LEAST: dict[str, int] = {"mlp": 0, "nature": SMALLEST, "resnet": SMALLEST, "minatar": 3}
 SECTIONS, RESNET_WIDTH = (16, 32, 32), 256
 FILTERS, MINATAR_WIDTH = 16, 128
 
@@ -60,14 +62,17 @@ class MinAtar(NamedTuple):
     dense: Dense
 
 
-Torso = Nature | ResNet | MinAtar | tuple[()]
+Torso = Nature | ResNet | MinAtar | OwnNetwork | tuple[()]
 
 
-def choose_torso(space: Observation, name: str) -> Kind:
+def choose_torso(space: Observation, name: Any) -> Kind:
     """The torso called `name` for what `space` shows; `auto` chooses.
 
-    Images are flattened only where the name says so: `mlp`.
+    Images are flattened only where the name says so: `mlp`. A network of the user's is `own`.
     """
+    if is_own(name):
+        check_own(name)
+        return "own"
     if name == "auto":
         kinds: set[Kind] = {_usual(box) for box in leaves(space)}
         if isinstance(space, Dict) and kinds != {"mlp"}:
@@ -82,12 +87,12 @@ def choose_torso(space: Observation, name: str) -> Kind:
     if least > _side(space):
         raise SettingError(
             f"the torso `{name}` sees images of {least} × {least} or more, not {space}",
-            f"Use torso={choose_torso(space, 'auto')}, which can see it, or torso=auto.",
+            f"Use torso={choose_torso(space, 'auto')}, which can see it, or a network of your own.",
         )
     return cast(Kind, name)
 
 
-def check_flat(title: str, space: Observation, name: str) -> Observation:
+def check_flat(title: str, space: Observation, name: Any) -> Observation:
     """`space`, if an algorithm without convolutions can see it with the torso called `name`."""
     if name not in ("auto", "mlp"):
         raise UnknownNameError(f"torso of {title}", name, ["auto", "mlp"])
@@ -101,11 +106,12 @@ def check_flat(title: str, space: Observation, name: str) -> Observation:
 
 
 def init_torso(
-    key: jax.Array, space: Observation, name: str, hidden: tuple[int, ...]
+    key: jax.Array, space: Observation, name: Any, hidden: tuple[int, ...]
 ) -> tuple[Torso, tuple[int, ...]]:
     """The torso's parameters, and the sizes of the layers behind it, to which an output is added.
 
-    Images go straight from the torso to the output; vectors have `hidden` layers between.
+    Images, and the features of a network of the user's, go straight to the output; vectors have
+    `hidden` layers between.
     """
     match choose_torso(space, name):
         case "mlp":
@@ -116,6 +122,9 @@ def init_torso(
             return _init_resnet(key, cast(Box, space)), (RESNET_WIDTH,)
         case "minatar":
             return _init_minatar(key, cast(Box, space)), (MINATAR_WIDTH,)
+        case "own":
+            net, width = init_own(key, space, name)
+            return net, (width,)
 
 
 def as_image(kind: Kind, x: jax.Array) -> jax.Array:
@@ -126,9 +135,11 @@ def as_image(kind: Kind, x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, -3, -1) if channels_first else x
 
 
-def embed(torso: Torso, x: jax.Array) -> jax.Array:
+def embed(torso: Torso, x: Any) -> jax.Array:
     """What the torso makes of a vector or of an image that `as_image` gave."""
     match torso:
+        case OwnNetwork():
+            return apply_own(torso, x)
         case Nature():
             return nature(torso, x)
         case ResNet(sections, last):

@@ -6,12 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import Action, Box, parts
+from shoal.envs.spaces import Action, Box
 from shoal.errors import SettingError
+from shoal.rl.critics import Net, outputs
 from shoal.rl.distributions import TanhNormal
-from shoal.rl.nets import Layers, mlp
-from shoal.rl.observations import features_of
-from shoal.rl.torso import check_flat
 
 LOG_STD = (-5.0, 2.0)
 
@@ -33,9 +31,9 @@ def scale_to_box(space: Box, unit: jax.Array) -> jax.Array:
     return action.reshape(*unit.shape[:-1], *space.shape)
 
 
-def deterministic_action(actor: Layers, features: jax.Array) -> jax.Array:
+def deterministic_action(actor: Net, features: Any) -> jax.Array:
     """μ(s): the action of a deterministic `actor`, in [-1, 1]."""
-    return jnp.tanh(mlp(actor, features, jax.nn.relu))
+    return jnp.tanh(outputs(actor, features))
 
 
 def add_noise(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array:
@@ -45,9 +43,9 @@ def add_noise(key: jax.Array | None, unit: jax.Array, scale: float) -> jax.Array
     return jnp.clip(unit + scale * jax.random.normal(key, unit.shape), -1, 1)
 
 
-def squashed_normal(actor: Layers, features: jax.Array) -> TanhNormal:
+def squashed_normal(actor: Net, features: Any) -> TanhNormal:
     """π(· | s): the tanh-squashed Gaussian whose mean and log std `actor` computes."""
-    mean, log_std = jnp.split(mlp(actor, features, jax.nn.relu), 2, axis=-1)
+    mean, log_std = jnp.split(outputs(actor, features), 2, axis=-1)
     return TanhNormal(mean, jnp.clip(log_std, *LOG_STD))
 
 
@@ -55,12 +53,6 @@ def uniform_until(ready: jax.Array, key: jax.Array, unit: jax.Array) -> jax.Arra
     """`unit` if `ready`, else a uniform action."""
     uniform = jax.random.uniform(key, unit.shape, minval=-1, maxval=1)
     return jnp.where(ready, unit, uniform)
-
-
-def flat_features(title: str, env: Any, obs: Any, torso: str) -> jax.Array:
-    """Observations of `env` as one vector; an error if images aren't to be flattened."""
-    check_flat(title, parts(env.observation_space)[0], torso)
-    return features_of(env.observation_space, obs, "mlp")
 
 
 def _each(space: Box, end: int) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from shoal.planning.policies import POLICIES, fused, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
 from shoal.rl.ranges import SYNONYMS
 from shoal.runs.options import LoopOptions, option_of, shown
-from shoal.runs.recipes import load_file
+from shoal.runs.recipes import load_file, with_source
 from shoal.shapes import NAMES
 
 NONE = "none"  # the environment of a loop that has none
@@ -139,13 +139,22 @@ def with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Any:
         name: tuple(x) if isinstance(x, list) and isinstance(known.get(name), tuple) else x
         for name, x in settings.items()
     }
+    objects = {f.name for f in dataclasses.fields(algorithm) if f.type in (Any, "Any")}
     for name, value in settings.items():
         if name not in known:
             raise _unknown_setting(algorithm, name, known)
-        if not _fits(value, known[name]):
+        if name not in objects and not _fits(value, known[name]):
             kind = KINDS.get(type(known[name]), f"a {type(known[name]).__name__}")
             raise SettingError(f"{title}.{name} is {kind}, not {shown(value)}", f"Give {kind}.")
-    return replace(algorithm, **settings)
+    return replace(algorithm, **{n: _loaded(x) if n in objects else x for n, x in settings.items()})
+
+
+def _loaded(value: Any) -> Any:
+    """A setting that is an object of the user's, such as a network; it may be `file.py:name`."""
+    if not (isinstance(value, str) and FILE in value):
+        return value
+    file, _, name = value.rpartition(":")
+    return with_source(_made(load(value)), Path(file), name)
 
 
 def _unknown_setting(algorithm: Any, name: str, known: Mapping[str, Any]) -> ShoalError:

@@ -24,11 +24,24 @@ from shoal.shapes import ShapeError, misfit
 NOT_PLAIN = object()  # what has no recipe: an object that isn't made of plain data
 DEPTH = 50  # of a recipe: no object of Shoal's is nested deeper
 Recipe = dict[str, Any]
+_SOURCES: dict[int, tuple[Any, Recipe]] = {}  # objects that were named in a file, by their id
 Resolve = Callable[[Recipe], Any]  # what a recipe with a name stands for, or a ShoalError
+
+
+def with_source(thing: Any, file: Path, name: str) -> Any:
+    """`thing`, after noting that `name` of a file is it, for its recipe."""
+    _SOURCES[id(thing)] = (thing, {"from": str(file.resolve()), "name": name})
+    return thing
 
 
 def recipe_of(thing: Any) -> Any:
     """`thing` as JSON, or NOT_PLAIN."""
+    found = _recipe_of(thing)
+    known, source = _SOURCES.get(id(thing), (None, NOT_PLAIN))
+    return source if found is NOT_PLAIN and known is thing else found
+
+
+def _recipe_of(thing: Any) -> Any:
     match thing:
         case None | bool() | int() | float() | str():
             is_number = not isinstance(thing, float) or math.isfinite(thing)
@@ -85,7 +98,8 @@ def _made_named(recipe: Recipe, resolve: Resolve, made: Callable[[Any], Any]) ->
             return resolve(recipe)
         case {"from": str()}:
             found = resolve(recipe)
-            return found() if inspect.isclass(found) or inspect.isfunction(found) else found
+            found = found() if inspect.isclass(found) or inspect.isfunction(found) else found
+            return with_source(found, Path(recipe["from"]), recipe["name"])
     raise ShapeError(f"it names {ascii(recipe['name'])[:100]} of nothing")
 
 
