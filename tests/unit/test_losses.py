@@ -44,9 +44,7 @@ def test_at_ratio_1_the_surrogate_is_the_policy_gradient():
 def test_clipped_squared_error_is_the_worse_of_two_errors(value, old, target):
     held = old + min(max(value - old, -CLIP), CLIP)
     expected = 0.5 * max((value - target) ** 2, (held - target) ** 2)
-    actual = losses.clipped_squared_error(
-        jnp.float32(value), jnp.float32(old), jnp.float32(target), CLIP
-    )
+    actual = losses.value_loss(jnp.float32(value), jnp.float32(old), jnp.float32(target), CLIP)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     assert actual >= losses.squared_error(jnp.float32(value), jnp.float32(target))
 

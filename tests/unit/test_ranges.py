@@ -7,7 +7,7 @@ import pytest
 
 from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.errors import SettingError
-from shoal.rl.ranges import RANGES, SYNONYMS, Count, Number, Optional, Pair, Several
+from shoal.rl.ranges import RANGES, SYNONYMS, Count, Number, OneOf, Optional, Pair, Several
 from shoal.runs.making import with_settings
 
 NUMERIC = (int, float, "int", "float", "float | None")
@@ -29,6 +29,8 @@ def wrong_values(wanted):
         case Pair(inner, rising):
             spoilt = [(x, 0.5) for x in wrong_values(inner)] + [(0.5,), 0.5]
             return [*spoilt, (1.0, -1.0), (1.0, 1.0)] if rising else spoilt
+        case OneOf(names):
+            return [names[0].upper(), "", 1, None]
         case Several(inner):
             return [(x,) for x in wrong_values(inner)]
 

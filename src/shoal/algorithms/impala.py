@@ -18,7 +18,7 @@ from shoal.rl import actor_critic, losses, normalise, observations, on_policy
 from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.observations import ObsMoments
 from shoal.rl.on_policy import Learner, State
-from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
+from shoal.rl.optimise import clipped_adam, current, global_norm, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import traces, vtrace
 from shoal.rl.rollouts import Rollout, is_last
@@ -95,7 +95,7 @@ class IMPALA:
         grads, (parts, fit) = self.grad(params, obs_moments, rollout)
         grads, metrics, fit = mean((grads, parts, fit))
         metrics["explained_variance"] = losses.explained_variance(fit)
-        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["grad_norm"] = global_norm(grads)
         metrics["learning_rate"] = current(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, grads)
         if self.norm_obs:

@@ -5,6 +5,7 @@ sequences as in PPO.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,12 +15,10 @@ from jax import lax
 
 from shoal.envs import Environment, EnvState, HostEnvironment, HostState, episode_totals, key_rows
 from shoal.envs.spaces import ACTIONS, Groups
-from shoal.errors import UnknownNameError
-from shoal.rl import losses, normalise, rollouts, teams
+from shoal.rl import losses, normalise, optimise, rollouts, teams
 from shoal.rl.blocks import grad_in_blocks
-from shoal.rl.memory import forget, start
-from shoal.rl.nets import style_of
-from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.memory import forget
+from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
@@ -29,7 +28,6 @@ from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
-CRITICS = ("central", "own")
 
 
 class Learner(NamedTuple):
@@ -37,6 +35,8 @@ class Learner(NamedTuple):
 
     params: dict[str, Member]
     opt_state: dict[str, optax.OptState]
+    obs_moments: dict[str, Any]  # of what its agents are shown
+    value_moments: dict[str, normalise.Moments]  # of its critic's targets
 
 
 class State(NamedTuple):
@@ -67,6 +67,7 @@ class MAPPO:
     update_epochs: int = 4
     num_minibatches: int = 4  # an epoch
     learning_rate: float = 5e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     anneal_lr: bool = False  # whether the learning rate falls to 0 over the run
     total_ticks: int = 0  # of the run, which fills it in
     gamma: float = 0.99
@@ -76,47 +77,45 @@ class MAPPO:
     ent_coef: float = 0.01
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
+    norm_value: bool = True  # critics give values standardised by the moments of their targets
+    huber_delta: float | None = 10.0  # None: squared error
+    agent_ids: bool = True  # agents that share a policy see their index
+    norm_obs: bool = False
     hidden: tuple[int, ...] = (64, 64)
     torso: str = "auto"  # or mlp: images are flattened, which are refused otherwise
     activation: str = "tanh"  # or another function of jax.nn
     layer_norm: bool = False
     memory: str = "none"  # or gru, lstm, transformer
+    shared_memory: bool = False  # whether the critic shares the actor's memory
     memory_width: int = 64
     sequence_length: int = 0  # steps that memory is learnt through at a time; 0: all of a rollout
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.critic not in CRITICS:
-            raise UnknownNameError("critic", self.critic, CRITICS)
         rollouts.check_chunks(self)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key = jax.random.split(key, 3)
         routes = route(env, self.policies)
-        own, world = teams.widths(teams.check_team(self, routes))
-        params, memory = {}, {}
-        for i, p in enumerate(routes.policies):
-            keys = jax.random.split(jax.random.fold_in(net_key, i))
-            spaces = own[p.name], world if self.central else 0, p.action_space
-            remembers = self.memory, self.memory_width
-            params[p.name] = teams.init_member(
-                (keys[0], keys[1]), spaces, self.hidden, remembers, style_of(self)
-            )
-            memory[p.name] = start(params[p.name].memory, (envs, len(p.agents)))
+        params: Any = teams.init_members(net_key, teams.check_team(self, routes), self)
         opt_state = {name: self.optimiser.init(of) for name, of in params.items()}
-        learner = Learner(params, opt_state)
+        value_moments = {name: normalise.init_moments() for name in params}
+        learner = Learner(params, opt_state, teams.init_moments(routes, self), value_moments)
+        rows = {p.name: (envs, len(p.agents)) for p in routes.policies}
+        memory = {name: teams.start_memory(params[name], of) for name, of in rows.items()}
         return State(learner, key_rows(act_key, envs), *env.reset(key_rows(env_key, envs)), memory)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Collects a rollout and learns from it."""
         learner, routes = state.learner, route(env, self.policies)
         acting = {name: params.acting for name, params in learner.params.items()}
+        act = partial(self.act, params=acting, moments=learner.obs_moments)
 
         def collect(carry: tuple, _: None) -> tuple:
             keys, env_states, obs, memory = carry
-            shown = look(routes, obs, 1, central=False)
-            keys, memory, action, log_prob = self.act(keys, shown, memory, params=acting)
+            shown = look(routes, obs, 1, central=self.recalls)
+            keys, memory, action, log_prob = act(keys, shown, memory)
             env_states, step = env.step(env_states, routes.join(action))
             over = routes.split(jax.tree.map(jnp.logical_or, step.terminated, step.truncated))
             memory = {name: forget(of, over[name]) for name, of in memory.items()}
@@ -125,87 +124,85 @@ class MAPPO:
 
         rows = (state.keys, state.env_states, state.obs, state.memory)
         rows, (obs, action, log_prob, steps) = lax.scan(collect, rows, length=self.num_steps)
-        fields = ("reward", "terminated", "truncated", "active")
-        outcome = {field: routes.split(getattr(steps, field), 2) for field in fields}
         shown, last = (look(routes, x, 2, central=self.central) for x in (obs, steps.last_obs))
-        by_policy = {
-            name: Rollout(
-                obs=shown[name],
-                action=action[name],
-                log_prob=log_prob[name],
-                last_obs=last[name],
-                after=(),
-                memory=state.memory[name],
-                **{field: each[name] for field, each in outcome.items()},
-            )
-            for name in learner.params
-        }
+        done = action, log_prob, shown, last, state.memory
+        by_policy = teams.rollouts_by_policy(routes, steps, done)
         rate = {"learning_rate": current(self.rate, learner.opt_state)}
         learner, parts = self.learn(learner, by_policy, rows[0])
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), teams.by_name(parts) | totals | rate
 
     @stage(per="env")
-    def act(self, key: jax.Array, shown: Any, memory: Any, *, params: Any) -> tuple:
+    def act(self, key: jax.Array, shown: Any, memory: Any, *, params: Any, moments: Any) -> tuple:
         """The next key, and of every policy: its memory, and its agents' actions and their logs."""
         key, *keys = jax.random.split(key, len(params) + 1)
-        action, log_prob = {}, {}
-        for own_key, (name, of) in zip(keys, params.items(), strict=True):
-            remembered, pi = teams.decide(of, memory[name], shown[name])
-            memory = memory | {name: remembered}
-            action[name] = pi.sample(own_key)
-            log_prob[name] = pi.log_prob(action[name])
-        return key, memory, action, log_prob
+        seen = {name: teams.see(of, moments[name], self) for name, of in shown.items()}
+        return key, *teams.act(params, memory, seen, keys)
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """Every agent's likeliest action, or one drawn, and what is remembered then."""
-        routes = route(env, self.policies)
-        shown = look(routes, obs, 0, central=False)
+        routes, moments = route(env, self.policies), state.learner.obs_moments
+        shown = look(routes, obs, 0, central=self.recalls)
+        shown = {name: teams.see(of, moments[name], self) for name, of in shown.items()}
         return teams.play(state.learner.params, routes, shown, memory, key)
 
     @stage
     def learn(
         self, learner: Learner, by_policy: dict[str, Rollout], keys: jax.Array
     ) -> tuple[Learner, Any]:
-        """The learner after all epochs, and the mean parts of each policy's loss."""
-        batch = {
-            name: self.compute_advantages(learner.params[name], rollout)
-            for name, rollout in by_policy.items()
-        }
+        """The learner after all epochs, and each policy's metrics."""
+        obs_moments, value_moments = dict(learner.obs_moments), dict(learner.value_moments)
+        batch, metrics = {}, {}
+        for name, rollout in by_policy.items():
+            weight = normalise.weight_of_active(rollout.active)
+            made = self.compute_advantages(learner, name, rollout._replace(active=weight))
+            batch[name], value_moments[name], metrics[name] = made
+            if self.norm_obs:
+                obs_moments[name] = teams.update_moments(obs_moments[name], rollout.obs, weight)
 
         def update(nets: tuple, minibatch: dict[str, Batch]) -> tuple:
-            params, opt_state = nets
-            grads, metrics = self.grad(params, minibatch)
-            return self.apply(params, opt_state, mean(grads)), metrics
+            grads, parts = self.grad(nets[0], minibatch)
+            grads = mean(grads)
+            norms = {name: {"grad_norm": optimise.global_norm(of)} for name, of in grads.items()}
+            return self.apply(*nets, grads), (parts, norms)
 
         nets = learner.params, learner.opt_state
-        nets, metrics = rollouts.run_epochs(update, nets, batch, keys, self)
-        for name, of in by_policy.items():
-            weight = normalise.weight_of_active(of.active)
-            metrics[name]["reward"] = jnp.mean(normalise.weighted(of.reward, weight))
-        params, opt_state = nets
-        return Learner(params, opt_state), mean(metrics)
+        nets, (parts, norms) = rollouts.run_epochs(update, nets, batch, keys, self)
+        parts = mean(parts)
+        metrics = {name: parts[name] | norms[name] | of for name, of in metrics.items()}
+        return Learner(*nets, obs_moments, value_moments), metrics
 
-    def compute_advantages(self, params: Member, rollout: Rollout) -> Batch:
-        """The rollout with advantages and targets of values, in chunks where there is memory."""
-        over = is_last(rollout)
-        seen = rollout.obs, rollout.last_obs
-        memory_t, value_t, next_value_t = teams.expect(params, seen, rollout.memory, over)
+    def compute_advantages(self, learner: Learner, name: str, rollout: Rollout) -> tuple:
+        """A policy's batch, the moments of its targets, and metrics; `active` is a weight here."""
+        params, moments = learner.params[name], learner.value_moments[name]
+        over, weight = is_last(rollout), rollout.active
+        both = rollout.obs, rollout.last_obs
+        shown, last = (teams.see(x, learner.obs_moments[name], self) for x in both)
+        memory_t, *values = teams.expect(params, (shown, last), rollout.memory, over)
+        scale = normalise.restore if self.norm_value else lambda _, x: x
+        value_t, next_value_t = (scale(moments, x) for x in values)
         discount_t, lambda_t = self.gamma * ~rollout.terminated, self.gae_lambda * ~over
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
-        weight = normalise.weight_of_active(rollout.active)
+        target_t = value_t + advantage_t
+        metrics = {
+            "explained_variance": normalise.explained_variance(value_t, target_t, weight),
+            "reward": mean(jnp.mean(normalise.weighted(rollout.reward, weight))),
+        }
+        if self.norm_value:
+            moments = normalise.update_moments(moments, target_t, weight)
+            target_t = normalise.normalise(moments, target_t, jnp.inf)
         batch = Batch(
-            features=rollout.obs,
+            features=shown,
             action=rollout.action,
             log_prob=rollout.log_prob,
-            value=value_t,
-            target=value_t + advantage_t,
+            value=values[0],
+            target=target_t,
             advantage=normalise.standardise(advantage_t, weight),
             weight=weight,
             is_first=is_first(rollout) if params.memory else (),
             memory=memory_t,
         )
-        return rollouts.chunk(batch, self.length)
+        return rollouts.chunk(batch, rollouts.chunk_length(self)), moments, metrics
 
     @stage
     def grad(self, params: Any, batch: dict[str, Batch]) -> tuple[Any, Any]:
@@ -228,7 +225,7 @@ class MAPPO:
     def loss(self, params: Member, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Policy loss + weighted value loss - weighted entropy, and these parts."""
         pi, value = teams.policy_and_value(params, batch.features, batch.memory, batch.is_first)
-        parts = losses.ppo(pi, value, batch, self.clip_eps, self.clip_eps_vf)
+        parts = losses.ppo(pi, value, batch, self)
         return losses.actor_critic(parts, batch.weight, self.vf_coef, self.ent_coef)
 
     @property
@@ -237,9 +234,9 @@ class MAPPO:
         return self.critic == "central"
 
     @property
-    def length(self) -> int:
-        """How many steps memory is learnt through at a time; 0 without memory."""
-        return rollouts.chunk_length(self)
+    def recalls(self) -> bool:
+        """Whether the critic remembers what it has seen of the world."""
+        return self.central and self.memory != "none" and not self.shared_memory
 
     @property
     def rate(self) -> optax.ScalarOrSchedule:
@@ -249,4 +246,4 @@ class MAPPO:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
-        return clipped_adam(self.rate, self.max_grad_norm)
+        return scale_critic(clipped_adam(self.rate, self.max_grad_norm), self)

@@ -19,7 +19,7 @@ from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.learning import where
 from shoal.rl.observations import ObsMoments
 from shoal.rl.on_policy import Learner, State
-from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
+from shoal.rl.optimise import clipped_adam, current, global_norm, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
@@ -70,11 +70,6 @@ class PPO:
         check_settings(self)
         rollouts.check_chunks(self)
 
-    @property
-    def length(self) -> int:
-        """How many steps memory is learnt through at a time; 0 without memory."""
-        return rollouts.chunk_length(self)
-
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         return on_policy.init_state(key, env, envs, self)
@@ -112,7 +107,7 @@ class PPO:
             grads, parts = self.grad(params, minibatch)
             grads = mean(grads)
             updated = self.apply(params, opt_state, grads)
-            others = {"grad_norm": optax.global_norm(grads)}
+            others = {"grad_norm": global_norm(grads)}
             if self.target_kl is not None:
                 stopped |= mean(parts["approx_kl"]) > 1.5 * self.target_kl
                 updated = where(stopped, (params, opt_state), updated)
@@ -160,7 +155,7 @@ class PPO:
             is_first=is_first(rollout) if params.memory else (),
             memory=expected.memory,
         )
-        return rollouts.chunk(batch, self.length)
+        return rollouts.chunk(batch, rollouts.chunk_length(self))
 
     @stage
     def grad(self, params: Any, batch: Batch) -> tuple[Any, Metrics]:
@@ -178,7 +173,7 @@ class PPO:
         pi, value = actor_critic.policy_and_value(
             params, batch.features, batch.memory, batch.is_first
         )
-        parts = losses.ppo(pi, value, batch, self.clip_eps, self.clip_eps_vf)
+        parts = losses.ppo(pi, value, batch, self)
         if self.decoupled:
             parts["policy_loss"] *= batch.importance
         return losses.actor_critic(parts, batch.weight, self.vf_coef, self.ent_coef)

@@ -106,9 +106,7 @@ class R2D2:
         params: Any = init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        one = example_features(env, obs, self.torso)
-        steps = example(one, jnp.int32(0))
-        n = self.num_steps
+        steps, n = example(example_features(env, obs, self.torso), jnp.int32(0)), self.num_steps
         steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), steps)
         chunk = Chunk(steps, start(params.memory))
         chunks = init_replays(chunk, self.buffer_size_per_env // n, envs, self.priority_exponent)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from shoal.rl.distributions import Distribution
 from shoal.rl.normalise import weighted
+from shoal.rl.q_values import huber
 
 
 def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
@@ -25,21 +26,25 @@ def squared_error(value: jax.Array, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.square(value - target)
 
 
-def clipped_squared_error(
-    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float
-) -> jax.Array:
-    """½ max((V - G)², (V_c - G)²), where V_c is V held within ε of V_old."""
-    held = old_value + jnp.clip(value - old_value, -clip, clip)
-    return jnp.maximum(squared_error(value, target), squared_error(held, target))
-
-
 def value_loss(
-    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None
+    value: jax.Array,
+    old_value: jax.Array,
+    target: jax.Array,
+    clip: float | None = None,
+    delta: float | None = None,
 ) -> jax.Array:
-    """The squared error of a value, clipped where a clip is given."""
+    """½ (V - G)², or with a `delta` that of Huber; with a clip ε, the larger of it and of V_c's.
+
+    V_c is V held within ε of V_old.
+    """
+
+    def error(value: jax.Array) -> jax.Array:
+        return squared_error(value, target) if delta is None else huber(value - target, delta)
+
     if clip is None:
-        return squared_error(value, target)
-    return clipped_squared_error(value, old_value, target, clip)
+        return error(value)
+    held = old_value + jnp.clip(value - old_value, -clip, clip)
+    return jnp.maximum(error(value), error(held))
 
 
 def approximate_kl(log_ratio: jax.Array) -> jax.Array:
@@ -52,17 +57,16 @@ def clipped(log_ratio: jax.Array, clip: float) -> jax.Array:
     return (jnp.abs(jnp.expm1(log_ratio)) > clip).astype(jnp.float32)
 
 
-def ppo(
-    now: Distribution, value: jax.Array, batch: Any, clip: float, value_clip: float | None
-) -> dict[str, jax.Array]:
+def ppo(now: Distribution, value: jax.Array, batch: Any, settings: Any) -> dict[str, jax.Array]:
     """The parts of PPO's loss, entry by entry.
 
     `batch` has `action`, `log_prob`, `advantage`, `value` and `target`.
     """
+    clip, delta = settings.clip_eps, getattr(settings, "huber_delta", None)
     log_ratio = now.log_prob(batch.action) - batch.log_prob
     return {
         "policy_loss": clipped_surrogate(log_ratio, batch.advantage, clip),
-        "value_loss": value_loss(value, batch.value, batch.target, value_clip),
+        "value_loss": value_loss(value, batch.value, batch.target, settings.clip_eps_vf, delta),
         "entropy": now.entropy(),
         "approx_kl": approximate_kl(log_ratio),
         "clip_fraction": clipped(log_ratio, clip),

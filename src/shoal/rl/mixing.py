@@ -16,7 +16,7 @@ from shoal.rl.distributions import Categorical, masked
 from shoal.rl.memory import Memory, init_memory, remember, start
 from shoal.rl.nets import RELU, Dense, Layers, dense, init_mlp, mlp
 from shoal.rl.routing import Routes
-from shoal.rl.teams import Shown, recall, widths
+from shoal.rl.teams import Shown, recall, widths, with_index
 
 
 class AgentNetwork(NamedTuple):
@@ -201,9 +201,7 @@ def epsilon_greedy(
 
 
 def _embed(params: AgentNetwork, own: jax.Array) -> jax.Array:
-    agents = own.shape[-2]
-    index = jnp.broadcast_to(jnp.eye(agents), (*own.shape[:-1], agents))
-    return jax.nn.relu(dense(params.embed, jnp.concatenate([own, index], axis=-1)))
+    return jax.nn.relu(dense(params.embed, with_index(own)))
 
 
 def _allowed(q_values: jax.Array, mask: Any) -> jax.Array:

@@ -52,6 +52,11 @@ def normalise(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
     return jnp.clip((x - moments.mean) * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)
 
 
+def restore(moments: Moments, x: jax.Array) -> jax.Array:
+    """The inverse of `normalise`, without bounds."""
+    return moments.mean + x * jnp.sqrt(moments.var + 1e-8)
+
+
 def scale_by_std(moments: Moments, x: jax.Array, bound: float = 10.0) -> jax.Array:
     """The quotient x / std, held within ±`bound`; keeps signs, as rewards need."""
     return jnp.clip(x * jax.lax.rsqrt(moments.var + 1e-8), -bound, bound)

@@ -51,6 +51,12 @@ def current(rate: optax.ScalarOrSchedule, opt_state: optax.OptState) -> jax.Arra
     return jnp.float32(rate(count))
 
 
+def global_norm(grads: Any) -> jax.Array:
+    """The length of a gradient, all of its parts together."""
+    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+
+
 def clipped_adam(
     rate: optax.ScalarOrSchedule, max_grad_norm: float
 ) -> optax.GradientTransformation:

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from shoal.envs.spaces import MASK, SEEN, WORLD, leaves, parts
+from shoal.rl import normalise
 from shoal.rl.distributions import Distribution, check_mask, masked
 from shoal.rl.memory import Memory, forget, init_memory, remember, start, unroll, width_of
-from shoal.rl.nets import TANH, Style, init_mlp, mlp
+from shoal.rl.nets import TANH, Style, init_mlp, mlp, style_of
+from shoal.rl.normalise import Moments
 from shoal.rl.policy import Actor, distribution, init_actor
+from shoal.rl.rollouts import Rollout
 from shoal.rl.routing import Policy, Routes
 from shoal.rl.torso import check_flat
 
@@ -27,11 +30,15 @@ class Shown(NamedTuple):
 
 
 class Member(NamedTuple):
-    """The parameters of one policy; what it sees and remembers goes to its actor and its critic."""
+    """The parameters of one policy, whose critic sees the world too if it is central.
+
+    The critic has a memory of its own, or sees what the actor's makes of the observation.
+    """
 
     memory: Memory
     actor: Actor
-    critic: Any  # layers, which see the world too if the critic is central; () where none is needed
+    critic: Any  # layers; () where none is needed
+    critic_memory: Memory = ()
 
     @property
     def acting(self) -> "Member":
@@ -60,6 +67,47 @@ def widths(routes: Routes) -> tuple[dict[str, int], int]:
     return seen, world.size if world else all_own
 
 
+class ShownMoments(NamedTuple):
+    """The moments of what the agents of one policy are shown."""
+
+    own: Moments
+    world: Any  # (), where the critic isn't central
+
+
+def init_moments(routes: Routes, settings: Any) -> dict[str, ShownMoments]:
+    """Of every policy: nothing seen yet."""
+    own, world = widths(routes)
+    of_world = normalise.init_moments((world,)) if settings.central else ()
+    return {n: ShownMoments(normalise.init_moments((of,)), of_world) for n, of in own.items()}
+
+
+def update_moments(moments: ShownMoments, shown: Shown, weight: Any) -> ShownMoments:
+    """The moments after seeing [steps, envs, ...]; an inactive agent's own features don't count."""
+    own = normalise.update_moments(moments.own, shown.own, weight)
+    if isinstance(shown.world, tuple):
+        return moments._replace(own=own)
+    return ShownMoments(own, normalise.update_moments(moments.world, shown.world))
+
+
+def see(shown: Shown, moments: ShownMoments, settings: Any) -> Shown:
+    """What networks see: standardised and with the agent's index, if so set."""
+    if settings.norm_obs:
+        own = normalise.normalise(moments.own, shown.own)
+        has_world = not isinstance(shown.world, tuple)
+        world = normalise.normalise(moments.world, shown.world) if has_world else ()
+        shown = shown._replace(own=own, world=world)
+    if settings.agent_ids:
+        shown = shown._replace(own=with_index(shown.own))
+    return shown
+
+
+def with_index(own: jax.Array) -> jax.Array:
+    """Features of [..., agents, features] with each agent's index among them, one-hot."""
+    agents = own.shape[-2]
+    index = jnp.broadcast_to(jnp.eye(agents), (*own.shape[:-1], agents))
+    return jnp.concatenate([own, index], axis=-1)
+
+
 def check_team(algorithm: Any, routes: Routes) -> Routes:
     """`routes`, if every policy can see what it is shown and obey its mask."""
     for p in routes.policies:
@@ -80,22 +128,61 @@ def init_member(
     spaces: tuple[int, int, Any],
     hidden: tuple[int, ...],
     memory: tuple[str, int] = ("none", 0),
+    critic_memory: tuple[str, int] = ("none", 0),
     style: Style = TANH,
 ) -> Member:
-    """Networks for (own features, features of the world, actions); `memory` is kind and width."""
+    """Networks for (own features, features of the world, actions); memories are kind and width."""
     actor_key, critic_key = keys
     own, world, actions = spaces
-    kind, width = memory
-    remembers = init_memory(jax.random.fold_in(actor_key, 1), kind, own, width)
+    remembers = init_memory(jax.random.fold_in(actor_key, 1), memory[0], own, memory[1])
     inputs = width_of(remembers, own)
-    critic = init_mlp(critic_key, (inputs + world, *hidden, 1), style=style)
-    return Member(remembers, init_actor(actor_key, (inputs, *hidden), actions, style), critic)
+    kind, width = critic_memory
+    critics = init_memory(jax.random.fold_in(critic_key, 1), kind, own + world, width)
+    seen = width_of(critics, own + world) if critics else inputs + world
+    critic = init_mlp(critic_key, (seen, *hidden, 1), style=style)
+    actor = init_actor(actor_key, (inputs, *hidden), actions, style)
+    return Member(remembers, actor, critic, critics)
+
+
+def init_members(key: jax.Array, routes: Routes, settings: Any) -> dict[str, Member]:
+    """The networks of every policy, by its name."""
+    own, world = widths(routes)
+    memory, params = (settings.memory, settings.memory_width), {}
+    critics = ("none", 0) if settings.shared_memory else memory
+    for i, p in enumerate(routes.policies):
+        keys = jax.random.split(jax.random.fold_in(key, i))
+        width = own[p.name] + (len(p.agents) if settings.agent_ids else 0)
+        spaces = width, world if settings.central else 0, p.action_space
+        nets = settings.hidden, memory, critics, style_of(settings)
+        params[p.name] = init_member((keys[0], keys[1]), spaces, *nets)
+    return params
+
+
+def start_memory(params: Member, rows: tuple[int, ...]) -> tuple[Any, Any]:
+    """What the actor and the critic remember at first."""
+    return start(params.memory, rows), start(params.critic_memory, rows)
 
 
 def decide(params: Member, memory: Any, shown: Shown) -> tuple[Any, Distribution]:
     """The new memory, and each agent's distribution."""
-    memory, seen = remember(params.memory, memory, shown.own, _never(shown.own))
-    return memory, _policy(params, seen, shown.mask)
+    of_actor, of_critic = memory
+    of_actor, seen = remember(params.memory, of_actor, shown.own, _never(shown.own))
+    if params.critic_memory:
+        world = _with_world(shown.own, shown.world)
+        of_critic, _ = remember(params.critic_memory, of_critic, world, _never(world))
+    return (of_actor, of_critic), _policy(params, seen, shown.mask)
+
+
+def act(
+    params: dict[str, Member], memory: dict[str, Any], shown: dict[str, Shown], keys: Any
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The next memory, and the actions drawn and their log-probabilities, by policy."""
+    after, action, log_prob = {}, {}, {}
+    for key, (name, of) in zip(keys, params.items(), strict=True):
+        after[name], pi = decide(of, memory[name], shown[name])
+        action[name] = pi.sample(key)
+        log_prob[name] = pi.log_prob(action[name])
+    return after, action, log_prob
 
 
 def play(
@@ -106,7 +193,7 @@ def play(
     With a key actions are drawn instead.
     """
     if memory is None:
-        memory = {n: start(of.memory, shown[n].own.shape[:-1]) for n, of in params.items()}
+        memory = {n: start_memory(of, shown[n].own.shape[:-1]) for n, of in params.items()}
     made = {name: decide(of, memory[name], shown[name]) for name, of in params.items()}
     if key is None:
         action = {name: now.mode() for name, (_, now) in made.items()}
@@ -124,11 +211,37 @@ def policy_and_value(
     With memory these are chunks, [samples, steps, ...]: `memory` is its state before each, and
     `is_first` says which steps are the first of an episode.
     """
-    seen = shown.own
-    if params.memory:
+
+    def along(of: Memory, state: Any, seen: jax.Array) -> jax.Array:
         seen_t, fresh_t = (jnp.swapaxes(x, 0, 1) for x in (seen, is_first))
-        seen = jnp.swapaxes(unroll(params.memory, memory, seen_t, fresh_t)[1], 0, 1)
-    return _policy(params, seen, shown.mask), _value(params, seen, shown.world)
+        return jnp.swapaxes(unroll(of, state, seen_t, fresh_t)[1], 0, 1)
+
+    of_actor, of_critic = memory or ((), ())
+    seen = along(params.memory, of_actor, shown.own) if params.memory else shown.own
+    if params.critic_memory:
+        world = along(params.critic_memory, of_critic, _with_world(shown.own, shown.world))
+    else:
+        world = _with_world(seen, shown.world)
+    return _policy(params, seen, shown.mask), mlp(params.critic, world)[..., 0]
+
+
+def rollouts_by_policy(routes: Routes, steps: Any, done: tuple) -> dict[str, Rollout]:
+    """Each policy's rollout; `done` is its actions, their logs, what was shown, and memory."""
+    fields = ("reward", "terminated", "truncated", "active")
+    outcome = {field: routes.split(getattr(steps, field), 2) for field in fields}
+    action, log_prob, shown, last, memory = done
+    return {
+        name: Rollout(
+            obs=shown[name],
+            action=action[name],
+            log_prob=log_prob[name],
+            last_obs=last[name],
+            after=(),
+            memory=memory[name],
+            **{field: each[name] for field, each in outcome.items()},
+        )
+        for name in shown
+    }
 
 
 def expect(
@@ -139,10 +252,17 @@ def expect(
     `shown` is both, [steps, envs, ...]; `memory` what was remembered before the first step.
     """
     now, last = shown
-    memory_t, seen_t, then_t = (), now.own, last.own
+    of_actor_t, of_critic_t, seen_t, then_t = (), (), now.own, last.own
     if params.memory:
-        memory_t, seen_t, then_t = recall(params.memory, memory, (now.own, last.own), ended)
-    return memory_t, _value(params, seen_t, now.world), _value(params, then_t, last.world)
+        own = now.own, last.own
+        of_actor_t, seen_t, then_t = recall(params.memory, memory[0], own, ended)
+    if params.critic_memory:
+        both = _with_world(now.own, now.world), _with_world(last.own, last.world)
+        of_critic_t, *both = recall(params.critic_memory, memory[1], both, ended)
+    else:
+        both = _with_world(seen_t, now.world), _with_world(then_t, last.world)
+    value_t, next_value_t = (mlp(params.critic, x)[..., 0] for x in both)
+    return (of_actor_t, of_critic_t), value_t, next_value_t
 
 
 def recall(
@@ -182,11 +302,12 @@ def _policy(params: Member, seen: jax.Array, mask: Any) -> Distribution:
     return pi if isinstance(mask, tuple) else masked(pi, mask)
 
 
-def _value(params: Member, seen: jax.Array, world: Any) -> jax.Array:
-    if not isinstance(world, tuple):
-        shared = jnp.broadcast_to(world[..., None, :], (*seen.shape[:-1], world.shape[-1]))
-        seen = jnp.concatenate([seen, shared], axis=-1)
-    return mlp(params.critic, seen)[..., 0]
+def _with_world(seen: jax.Array, world: Any) -> jax.Array:
+    """What each agent sees, with the world beside it if there is one."""
+    if isinstance(world, tuple):
+        return seen
+    shared = jnp.broadcast_to(world[..., None, :], (*seen.shape[:-1], world.shape[-1]))
+    return jnp.concatenate([seen, shared], axis=-1)
 
 
 def _never(seen: jax.Array) -> jax.Array:
