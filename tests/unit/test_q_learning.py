@@ -10,12 +10,14 @@ import pytest
 import shoal
 from shoal.envs.spaces import Box
 from shoal.rl import q_network
-from shoal.rl.q_network import Shape, init_q_network
+from shoal.rl.optimise import importance_exponent
+from shoal.rl.q_network import Shape, action_atoms, init_q_network, with_noise
 from shoal.rl.q_values import epsilon_greedy
 
 pytest.importorskip("gymnax")
 
 from shoal.algorithms import DQN, R2D2
+from shoal.envs import make
 
 
 def test_two_streams_differ_by_the_actions_mean_advantage_alone():
@@ -105,3 +107,41 @@ def test_the_best_action_is_played_without_exploring(algorithm):
         played.append(int(action))
     assert set(played) <= {0, 1}
     assert (memory is None) == isinstance(algorithm, DQN)
+
+
+def test_noise_is_factorised_and_its_std_is_learnt():
+    shape = Shape((6,), "auto", actions=3, dueling=True, noise=0.5)
+    net = init_q_network(jax.random.key(0), Box(-1, 1, (4,)), shape)
+    assert with_noise(net, None) is net
+    drawn = jax.vmap(lambda key: with_noise(net, key))(jax.random.split(jax.random.key(1), 4000))
+    noise = np.asarray(drawn.advantage.weight - net.advantage.weight)
+    std = 0.5 / 6**0.5
+    # E[f(x)²] = E|x| = √(2/π) for each factor.
+    np.testing.assert_allclose(noise.std(0), std * (2 / np.pi) ** 0.5, rtol=0.1)
+    np.testing.assert_allclose(noise.mean(0), 0, atol=0.03)
+    np.testing.assert_allclose(np.linalg.svd(noise[:5], compute_uv=False)[:, 1:], 0, atol=1e-5)
+    np.testing.assert_array_equal(drawn.torso, net.torso)
+
+    def total(net):
+        return jnp.sum(action_atoms(with_noise(net, jax.random.key(2)), jnp.ones(4), 1))
+
+    slopes = jax.grad(total)(net)
+    assert all(np.any(x != 0) for x in jax.tree.leaves(slopes.noise[0]))
+
+
+def test_noisy_networks_and_an_annealed_exponent_keep_their_numbers_when_cut():
+    algorithm = DQN(
+        num_steps=2, batch_size_per_env=2, samples_per_insert=2.0, learning_starts_per_env=4,
+        hidden=(4,), noise=0.5, epsilon=(0.0, 0.0), priority_exponent=0.6, anneal_importance=True,
+        total_ticks=4,
+    )  # fmt: skip
+    found = shoal.verify(algorithm, make("CartPole-v1"), shoal.multi_learner(2), envs=4, ticks=4)
+    assert found.holds, str(found)
+
+
+def test_the_importance_exponent_rises_to_1_with_the_run():
+    annealed = DQN(importance_exponent=0.4, anneal_importance=True, total_ticks=10)
+    ticks = jnp.arange(12)
+    wanted = np.minimum(0.4 + 0.06 * np.arange(12), 1)
+    np.testing.assert_allclose(importance_exponent(annealed, ticks), wanted, rtol=1e-5)
+    assert importance_exponent(DQN(), ticks) == 0.4

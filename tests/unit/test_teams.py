@@ -103,7 +103,7 @@ def critic_sees(algorithm):
 
 
 def test_a_central_critic_sees_the_world_and_another_does_not():
-    small = {"hidden": (4,)}
+    small = {"hidden": (4,), "agent_ids": False}
     central, _ = critic_sees(MAPPO(**small))
     own, slopes = critic_sees(IPPO(**small))
     assert central == [True, True]

@@ -13,8 +13,8 @@ from shoal.rl import learning, q_network, replay, transitions
 from shoal.rl.learning import Learner, TrainState, init_learner, init_replays
 from shoal.rl.nets import style_of
 from shoal.rl.observations import example_features
-from shoal.rl.optimise import clipped_adam
-from shoal.rl.q_network import QNetwork, Shape, count_actions, init_q_network, obs_features
+from shoal.rl.optimise import clipped_adam, importance_exponent
+from shoal.rl.q_network import QNetwork, Shape, count_actions, noise_keys, obs_features, with_noise
 from shoal.rl.q_values import Form, epsilon_greedy, make_form, mean_return, select_atoms, td_loss
 from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import PriorityUpdate, Sample, StoredStep, Transition, example, importance
@@ -35,6 +35,7 @@ class State(NamedTuple):
     replay_keys: jax.Array
     buffer: replay.Replay
     priority_update: PriorityUpdate  # of the windows that the last tick learnt from
+    noise_key: Any  # of the noise of networks while learning; () without
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,9 @@ class DQN:
     epsilon_alpha: float = 0.0  # exponents of ε are 1 to 1 + this over environments (Ape-X: 7)
     priority_exponent: float = 0.0  # 0: replay is sampled uniformly
     importance_exponent: float = 0.4
+    anneal_importance: bool = False  # whether that rises to 1 over the run
+    total_ticks: int = 0  # of the run, which fills it in
+    noise: float = 0.0  # σ₀ of noisy networks (Rainbow: 0.5, with epsilon=0,0); 0: none
     hidden: tuple[int, ...] = (128, 128)
     torso: Any = "auto"  # or mlp, nature, resnet, minatar, or a network of yours
     activation: str = "relu"  # or another function of jax.nn
@@ -89,25 +93,18 @@ class DQN:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         shape = Shape(self.hidden, self.torso, count_actions(env), self.form.atoms, self.dueling)
-        shape = shape._replace(style=style_of(self))
-        params: Any = init_q_network(net_key, env.observation_space, shape)
+        shape = shape._replace(style=style_of(self), noise=self.noise)
+        params: Any = q_network.init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
-        dtype = self.buffer_dtype or None
-        one = example_features(env, obs, self.torso)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), one)
-        stored = example(one, jnp.int32(0))
+        stored = example(example_features(env, obs, self.torso, self.buffer_dtype), jnp.int32(0))
         buffer = init_replays(stored, self.buffer_size_per_env, envs, self.priority_exponent)
         changes = transitions.no_priorities((envs, self.updates, self.batch_size_per_env))
         epsilon_exponent = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
-        rows = (
-            key_rows(act_key, envs),
-            env_states,
-            obs,
-            epsilon_exponent,
-            key_rows(replay_key, envs),
-        )
-        return State(learner, *rows, buffer, changes)
+        rows = key_rows(act_key, envs), env_states, obs, epsilon_exponent
+        rows = *rows, key_rows(replay_key, envs)
+        noise_key = jax.random.fold_in(net_key, 0) if self.noise else ()
+        return State(learner, *rows, buffer, changes, noise_key)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Steps the environments, then learns from replay."""
@@ -130,8 +127,9 @@ class DQN:
             buffer = buffer._replace(priorities=self.replay_update(buffer, state.priority_update))
         buffer = self.replay_add(buffer, stored)
         replay_keys, sample = self.replay_sample(state.replay_keys, buffer)
-        learner, changes, metrics = self.learn(learner, sample)
-        state = State(learner, *rows, state.epsilon_exponent, replay_keys, buffer, changes)
+        learner, changes, metrics = self.learn(learner, sample, state.noise_key)
+        rows = *rows, state.epsilon_exponent, replay_keys
+        state = State(learner, *rows, buffer, changes, state.noise_key)
         return state, metrics | totals
 
     @stage(per="env")
@@ -139,6 +137,7 @@ class DQN:
             params: QNetwork, ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
         """The next key, and an ε-greedy action."""
         key, action_key = jax.random.split(key)
+        params = with_noise(params, jax.random.fold_in(key, 0) if self.noise else None)
         q_values = mean_return(self.form, self.atoms_of(params, features))
         schedule = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)
         epsilon = schedule(ticks) ** epsilon_exponent
@@ -146,7 +145,7 @@ class DQN:
 
     def play(self, env: Env, state: State, obs: Any, memory: Any, key: Any = None) -> tuple:
         """The greedy action in one environment, or with a key an ε-greedy one; no memory."""
-        params, ticks = state.learner.params, state.learner.ticks
+        params, ticks = with_noise(state.learner.params, key), state.learner.ticks
         atoms = self.atoms_of(params, q_network.single_obs_features(params, obs))
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
         return epsilon_greedy(key, mean_return(self.form, atoms), epsilon), memory
@@ -173,13 +172,16 @@ class DQN:
         )
 
     @stage
-    def learn(self, learner: Learner, sample: Sample) -> tuple[Learner, Any, Metrics]:
+    def learn(
+        self, learner: Learner, sample: Sample, noise_key: Any
+    ) -> tuple[Learner, Any, Metrics]:
         """The learner after all updates, the new priorities, and the mean metrics."""
         ready = (learner.ticks + 1) * self.num_steps >= self.learning_starts_per_env
-        weight = importance(sample.ratio, self.importance_exponent)
+        weight = importance(sample.ratio, importance_exponent(self, learner.ticks))
 
         def update(state: TrainState, given: tuple[Transition, jax.Array]) -> tuple:
-            grads, (metrics, td_error) = self.grad(state.params, state.target, *given)
+            key = jax.random.fold_in(noise_key, state.updates) if self.noise else None
+            grads, (metrics, td_error) = self.grad(state.params, state.target, *given, key)
             params, opt_state = self.apply(state.params, state.opt_state, mean(grads), ready)
             due = ready & ((state.updates + 1) % self.target_update_interval == 0)
             target = learning.update_target(params, state.target, due, self.tau)
@@ -192,16 +194,18 @@ class DQN:
 
     @stage
     def grad(
-        self, params: QNetwork, target: QNetwork, batch: Transition, weight: jax.Array
+        self, params: QNetwork, target: QNetwork, batch: Transition, weight: jax.Array, key: Any
     ) -> tuple[QNetwork, tuple[Metrics, jax.Array]]:
         """The gradient of the loss, its metrics, and |δ| of each transition."""
-        next_atoms = self.atoms_of(target, batch.next_obs)
-        chooser = self.atoms_of(params, batch.next_obs) if self.double else next_atoms
+        keys = noise_keys(key, 3)
+        next_atoms = self.atoms_of(with_noise(target, keys[0]), batch.next_obs)
+        chooser = with_noise(params, keys[1])
+        chooser = self.atoms_of(chooser, batch.next_obs) if self.double else next_atoms
         next_action = jnp.argmax(mean_return(self.form, chooser), -1)
         next_atoms = select_atoms(next_atoms, next_action)
 
         def loss(params: QNetwork) -> tuple[jax.Array, tuple]:
-            atoms = self.atoms_of(params, batch.obs)
+            atoms = self.atoms_of(with_noise(params, keys[2]), batch.obs)
             taken, target = select_atoms(atoms, batch.action), (batch.reward, batch.discount)
             losses, td_error = td_loss(self.form, taken, *target, next_atoms)
             metrics = {"loss": weight * losses, "q_values": mean_return(self.form, atoms)}

@@ -1,6 +1,7 @@
 """Recurrent replay distributed DQN (Kapturowski et al., 2019), trained on sequences."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from shoal.rl.memory import forget, start
 from shoal.rl.nets import style_of
 from shoal.rl.observations import example_features
 from shoal.rl.optimise import clipped_adam
-from shoal.rl.q_network import QNetwork, Shape, count_actions, init_q_network, obs_features
+from shoal.rl.q_network import QNetwork, Shape, count_actions, obs_features, single_obs_features
 from shoal.rl.q_values import epsilon_greedy, rescale, select_value, sequence_priority, unscale
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import n_step_returns
@@ -91,19 +92,17 @@ class R2D2:
         learnt, length = self.sequence_length, self.burn_in + self.sequence_length
         replay.check_chunks(self.burn_in, learnt, self.num_steps)
         if self.memory not in ("lstm", "gru"):
-            what = f"R2D2 keeps memory with every chunk, and can't keep `{self.memory}`"
-            raise SettingError(what, "Use memory=lstm or gru; DQN is without.")
-        batch = self.batch_size_per_env * learnt
-        replay.updates_per_tick(self.num_steps, self.samples_per_insert, batch)
-        sizes = self.buffer_size_per_env, self.learning_starts_per_env
-        replay.check_capacity(*sizes, self.num_steps, length)
+            raise SettingError(f"R2D2 can't keep `{self.memory}`", "Use memory=lstm or gru.")
+        batch, n = self.batch_size_per_env * learnt, self.num_steps
+        replay.updates_per_tick(n, self.samples_per_insert, batch)
+        replay.check_capacity(self.buffer_size_per_env, self.learning_starts_per_env, n, length)
 
     def init(self, key: jax.Array, env: Env, envs: int) -> State:
         """The state before the first tick with `envs` environments."""
         net_key, act_key, env_key, replay_key = jax.random.split(key, 4)
         shape = Shape(self.hidden, self.torso, count_actions(env), dueling=True)
         shape = shape._replace(memory=(self.memory, self.memory_width), style=style_of(self))
-        params: Any = init_q_network(net_key, env.observation_space, shape)
+        params: Any = q_network.init_q_network(net_key, env.observation_space, shape)
         learner = init_learner(params, self.optimiser.init(params))
         env_states, obs = env.reset(key_rows(env_key, envs))
         steps, n = example(example_features(env, obs, self.torso), jnp.int32(0)), self.num_steps
@@ -118,12 +117,12 @@ class R2D2:
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
         """Steps the environments, then learns from replay."""
         learner, chunks = state.learner, state.chunks
+        act = partial(self.act, params=learner.params, ticks=learner.ticks)
 
         def collect(carry: tuple, _: None) -> tuple:
             keys, env_states, obs, memory = carry
-            features = obs_features(env, obs, self.torso)
-            row, shared = (keys, memory), {"params": learner.params, "ticks": learner.ticks}
-            keys, memory, action = self.act(row, state.epsilon_exponent, features, **shared)
+            row, features = (keys, memory), obs_features(env, obs, self.torso)
+            keys, memory, action = act(row, state.epsilon_exponent, features)
             env_states, step = env.step(env_states, action)
             next_features = obs_features(env, step.last_obs, self.torso)
             ends = step.terminated, step.truncated
@@ -156,8 +155,7 @@ class R2D2:
         """An action in one environment, ε-greedy if there is a key, and the next memory."""
         params, ticks = state.learner.params, state.learner.ticks
         memory = start(params.memory) if memory is None else memory
-        features = q_network.single_obs_features(params, obs)
-        memory, q_values = q_network.apply(params, memory, features)
+        memory, q_values = q_network.apply(params, memory, single_obs_features(params, obs))
         epsilon = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)(ticks)
         return epsilon_greedy(key, q_values, epsilon), memory
 
@@ -209,8 +207,8 @@ class R2D2:
         ends_t = steps.terminated | steps.truncated
         is_first_t = jnp.concatenate([jnp.zeros_like(ends_t[:1]), ends_t[:-1]])
         burn_in = jax.tree.map(lambda x: x[: self.burn_in], (steps.obs, is_first_t))
-        rest = steps, ends_t, is_first_t
-        steps, ends_t, is_first_t = jax.tree.map(lambda x: x[self.burn_in :], rest)
+        learnt = jax.tree.map(lambda x: x[self.burn_in :], (steps, ends_t, is_first_t))
+        steps, ends_t, is_first_t = learnt
 
         def q_values(params: QNetwork) -> tuple[jax.Array, jax.Array]:
             """Of all actions, at each step's observation and at its next."""

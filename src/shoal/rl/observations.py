@@ -116,11 +116,14 @@ def _own_features(moments: ObsMoments, own: Any) -> Any:
     return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
 
 
-def example_features(env: Any, obs: Any, torso: Any) -> Any:
-    """The shapes and dtypes of one environment's features, where `obs` has a row for each."""
-    return jax.eval_shape(
-        lambda: features_of(env.observation_space, jax.tree.map(lambda x: x[0], obs), torso)
-    )
+def example_features(env: Any, obs: Any, torso: Any, dtype: str = "") -> Any:
+    """The shapes and dtypes of one environment's features, where `obs` has a row for each.
+
+    With a `dtype`, that instead of their own.
+    """
+    one = jax.tree.map(lambda x: x[0], obs)
+    found = jax.eval_shape(lambda: features_of(env.observation_space, one, torso))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), found)
 
 
 def features_of(space: Observation, obs: Any, torso: Any) -> Any:

@@ -35,12 +35,27 @@ def learning_rate(settings: Annealing, updates: int = 1) -> optax.ScalarOrSchedu
     """
     if not settings.anneal_lr:
         return settings.learning_rate
+    return optax.linear_schedule(
+        settings.learning_rate, 0.0, _length(settings, "learning rate") * updates
+    )
+
+
+def importance_exponent(settings: Any, ticks: jax.Array) -> Any:
+    """β of prioritised replay in a tick: constant, or rising linearly to 1 with the run's last."""
+    beta = settings.importance_exponent
+    if not settings.anneal_importance:
+        return beta
+    return optax.linear_schedule(beta, 1.0, _length(settings, "importance exponent"))(ticks)
+
+
+def _length(settings: Any, of: str) -> int:
+    """The ticks of the run, over which a setting is annealed."""
     if settings.total_ticks < 1:
         raise SettingError(
-            f"{type(settings).__name__} anneals its learning rate over a run of unknown length",
+            f"{type(settings).__name__} anneals its {of} over a run of unknown length",
             "shoal.train fills in total_ticks; anywhere else, set it to the number of ticks.",
         )
-    return optax.linear_schedule(settings.learning_rate, 0.0, settings.total_ticks * updates)
+    return settings.total_ticks
 
 
 def current(rate: optax.ScalarOrSchedule, opt_state: optax.OptState) -> jax.Array:

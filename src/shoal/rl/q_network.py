@@ -1,5 +1,7 @@
 """A network of action values, in one or two streams (dueling), with or without memory."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +35,7 @@ class Shape(NamedTuple):
     dueling: bool = False
     memory: tuple[str, int] = ("none", 0)  # its kind and width
     style: Style = RELU
+    noise: float = 0.0  # σ₀ of noisy networks; 0: none
 
 
 class QNetwork(NamedTuple):
@@ -43,6 +46,7 @@ class QNetwork(NamedTuple):
     advantage: Dense
     value: Any  # a layer; () with one stream
     memory: Memory = ()  # between the hidden layers and the heads
+    noise: Any = ()  # the std of the noise of hidden layers and heads; () without
 
 
 def count_actions(env: Any) -> int:
@@ -90,7 +94,48 @@ def init_q_network(key: jax.Array, seen: Observation, shape: Shape) -> QNetwork:
     hidden = init_hidden(hidden_key, sizes, shape.style) if len(sizes) > 1 else ()
     (advantage,) = init_mlp(advantage_key, (width, shape.actions * shape.atoms))
     (value,) = init_mlp(value_key, (width, shape.atoms)) if shape.dueling else ((),)
-    return QNetwork(torso, hidden, advantage, value, memory)
+    layers = hidden, advantage, value
+    noise = jax.tree.map(partial(_init_noise, shape.noise), layers, is_leaf=_is_dense)
+    return QNetwork(torso, hidden, advantage, value, memory, noise if shape.noise else ())
+
+
+def with_noise(params: QNetwork, key: jax.Array | None) -> QNetwork:
+    """The network with a draw of its noise in its layers; their means without a key.
+
+    Noise is factorised: an entry's is the product of that of its input and that of its output
+    (Fortunato et al., 2018).
+    """
+    if not params.noise or key is None:
+        return params
+    layers, tree = jax.tree.flatten(
+        (params.hidden, params.advantage, params.value), is_leaf=_is_dense
+    )
+    stds = jax.tree.leaves(params.noise, is_leaf=_is_dense)
+    drawn = zip(jax.random.split(key, len(layers)), layers, stds, strict=True)
+    hidden, advantage, value = jax.tree.unflatten(tree, [_perturbed(*each) for each in drawn])
+    return params._replace(hidden=hidden, advantage=advantage, value=value)
+
+
+def noise_keys(key: jax.Array | None, count: int) -> list[Any]:
+    """Keys of so many draws of noise; without a key there is none."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _perturbed(key: jax.Array, layer: Dense, std: Dense) -> Dense:
+    inputs, outputs = layer.weight.shape
+    x = jax.random.normal(key, (inputs + outputs,))
+    seen, given = jnp.split(jnp.sign(x) * jnp.sqrt(jnp.abs(x)), [inputs])
+    weight = layer.weight + std.weight * seen[:, None] * given
+    return replace(layer, weight=weight, bias=layer.bias + std.bias * given)
+
+
+def _init_noise(scale: float, layer: Dense) -> Dense:
+    std = scale / layer.weight.shape[0] ** 0.5
+    return Dense(jnp.full(layer.weight.shape, std), jnp.full(layer.bias.shape, std))
+
+
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, Dense)
 
 
 def action_atoms(params: QNetwork, features: Any, atoms: int) -> jax.Array:
