@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.rl import losses
+from shoal.rl import losses, normalise
 
 LAW = settings(max_examples=40, deadline=None)
 CLIP = 0.2
@@ -79,3 +79,24 @@ def test_a_value_loss_is_clipped_only_if_a_clip_is_given():
 def test_the_slope_of_the_policy_gradient_is_the_advantage(log_prob, advantage):
     slopes = jax.grad(losses.policy_gradient, (0, 1))(jnp.float32(log_prob), jnp.float32(advantage))
     assert slopes == (pytest.approx(-advantage), 0)
+
+
+def test_explained_variance_is_its_formula_with_and_without_weights():
+    rng = np.random.default_rng(0)
+    value, target = rng.normal(size=(2, 5, 3)).astype(np.float32) + 50
+    active = rng.random((5, 3)) < 0.7
+    for weight, kept in (((), slice(None)), (active / active.mean(), active)):
+        wanted = 1 - np.var((target - value)[kept]) / np.var(target[kept])
+        found = normalise.explained_variance(value, target, weight)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+        by_means = losses.explained_variance(losses.fit(jnp.array(value), target, weight))
+        np.testing.assert_allclose(by_means, wanted, rtol=0.02)
+
+
+@LAW
+@given(number, number)
+def test_huber_s_value_loss_is_squared_near_and_linear_far(value, target):
+    error = abs(value - target)
+    wanted = error**2 / 2 if error <= 1.5 else 1.5 * (error - 0.75)
+    found = losses.value_loss(jnp.float32(value), jnp.float32(0), jnp.float32(target), delta=1.5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from shoal.algorithms import ALGORITHMS, PPO, PRESETS, ppo
@@ -179,3 +180,26 @@ def test_every_preset_is_of_its_algorithm():
         for preset in presets.values():
             assert isinstance(preset.algorithm, ALGORITHMS[name])
             assert not getattr(preset.algorithm, "total_ticks", 0)  # the run fills it in
+
+
+def test_updates_end_where_the_policy_is_too_far():
+    state = SMALL.init(KEY, ENVS[0], envs=4)
+    settings = {"update_epochs": 4, "num_minibatches": 2, "learning_rate": 0.1}
+    free = replace(SMALL, **settings)
+    for target in (1e-4, 1e9):
+        after, metrics = replace(free, target_kl=target).tick(ENVS[0], state)
+        made = optax.tree_utils.tree_get(after.learner.opt_state, "count")
+        assert int(made) == round(8 * (1 - float(metrics["updates_skipped"])))
+        assert (int(made) == 8) == (target == 1e9)
+    assert int(made) > 0
+
+
+def test_a_critic_s_own_learning_rate_scales_its_updates_alone():
+    own = replace(SMALL, critic_learning_rate=3 * SMALL.learning_rate)
+    params = SMALL.init(KEY, ENVS[0], envs=2).learner.params
+    grads = jax.tree.map(jnp.ones_like, params)
+    one, other = (a.optimiser.update(grads, a.optimiser.init(params))[0] for a in (SMALL, own))
+    jax.tree.map(np.testing.assert_array_equal, one.actor, other.actor)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(3 * x, y, rtol=1e-5), one.critic, other.critic
+    )

@@ -71,14 +71,11 @@ def standardise(x: jax.Array, weight: Any = ()) -> jax.Array:
 
 def explained_variance(value: jax.Array, target: jax.Array, weight: Any = ()) -> jax.Array:
     """1 - Var(target - value) / Var(target): 1 is perfect, 0 as good as a constant."""
-    error, whole = variance(target - value, weight), variance(target, weight)
+    both = target - value, target
+    averages = mean([jnp.mean(weighted(x, weight)) for x in both])
+    squares = [jnp.square(x - average) for x, average in zip(both, averages, strict=True)]
+    error, whole = mean([jnp.mean(weighted(x, weight)) for x in squares])
     return 1 - error / jnp.maximum(whole, 1e-8)
-
-
-def variance(x: jax.Array, weight: Any = ()) -> jax.Array:
-    """The variance of all entries on all replicas, each with its weight if there is one."""
-    average = mean(jnp.mean(weighted(x, weight)))
-    return mean(jnp.mean(weighted(jnp.square(x - average), weight)))
 
 
 def weight_of_active(active: Any) -> Any:
