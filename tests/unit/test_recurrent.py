@@ -13,7 +13,7 @@ from shoal.algorithms import A2C, IMPALA, PPO
 from shoal.envs import Box, Discrete
 from shoal.errors import CutError, SettingError, UnknownNameError
 from shoal.rl import actor_critic
-from shoal.rl.actor_critic import expect
+from shoal.rl.actor_critic import forward
 from shoal.rl.memory import start
 from shoal.rl.policy import distribution
 from shoal.rl.rollouts import Batch, Rollout
@@ -104,7 +104,7 @@ def a_rollout(algorithm, learner):
     led_to = (jnp.float32(reward), jnp.array(terminated), jnp.array(truncated), jnp.array(last))
     memory = start(learner.params.memory, (3,))
     made = Rollout(jnp.array(obs[:8]), jnp.float32(action), (), *led_to, jnp.array(obs[8]), memory)
-    seen = expect(learner.params, lambda x: algorithm.features(x, learner.obs_moments), made)
+    seen = forward(learner.params, lambda x: algorithm.features(x, learner.obs_moments), made)
     return made._replace(
         log_prob=distribution(learner.params.actor, seen.seen).log_prob(made.action)
     )

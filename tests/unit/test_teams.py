@@ -184,7 +184,7 @@ def test_values_are_standardised_by_the_moments_of_their_targets():
     rollout = rollout_of(algorithm, state)
     batch, after, _ = algorithm.compute_advantages(learner, "dog", rollout)
     params = learner.params["dog"]
-    _, *outputs = teams.expect(
+    _, *outputs = teams.forward(
         params, (rollout.obs, rollout.last_obs), rollout.memory, rollout.terminated
     )
     value, next_value = (3 + 2 * np.asarray(x) for x in outputs)

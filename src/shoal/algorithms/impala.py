@@ -18,7 +18,7 @@ from shoal.rl import actor_critic, losses, normalise, observations, on_policy
 from shoal.rl.actor_critic import ActorCritic
 from shoal.rl.observations import ObsMoments
 from shoal.rl.on_policy import Learner, State
-from shoal.rl.optimise import clipped_adam, current, global_norm, learning_rate, scale_critic
+from shoal.rl.optimise import clipped_adam, current_rate, global_norm, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import traces, vtrace
 from shoal.rl.rollouts import Rollout, is_last
@@ -96,7 +96,7 @@ class IMPALA:
         grads, metrics, fit = mean((grads, parts, fit))
         metrics["explained_variance"] = losses.explained_variance(fit)
         metrics["grad_norm"] = global_norm(grads)
-        metrics["learning_rate"] = current(self.rate, opt_state)
+        metrics["learning_rate"] = current_rate(self.rate, opt_state)
         params, opt_state = self.apply(params, opt_state, grads)
         if self.norm_obs:
             obs_moments = observations.update_obs_moments(obs_moments, rollout.obs, weight)
@@ -119,23 +119,23 @@ class IMPALA:
         self, params: ActorCritic, moments: ObsMoments, rollout: Rollout
     ) -> tuple[jax.Array, tuple[Metrics, losses.Fit]]:
         """Policy loss + weighted value loss - weighted entropy; its parts, and how values fit."""
-        expected = actor_critic.expect(params, lambda x: self.features(x, moments), rollout)
-        pi = actor_critic.policy_of(params, expected)
+        outputs = actor_critic.forward(params, lambda x: self.features(x, moments), rollout)
+        pi = actor_critic.policy_of(params, outputs)
         log_prob_t = pi.log_prob(rollout.action)
         log_ratio_t = lax.stop_gradient(log_prob_t) - rollout.log_prob
         clips = (self.clip_rho_threshold, self.clip_c_threshold)
         trust = traces(log_ratio_t, is_last(rollout), clips, self.vtrace_lambda)
-        values = lax.stop_gradient((expected.value, expected.next_value))
+        values = lax.stop_gradient((outputs.value, outputs.next_value))
         discount_t = self.gamma * ~rollout.terminated
         target_t, advantage_t = vtrace(rollout.reward, discount_t, *values, trust)
         parts = {
             "policy_loss": losses.policy_gradient(log_prob_t, advantage_t),
-            "value_loss": losses.squared_error(expected.value, target_t),
+            "value_loss": losses.squared_error(outputs.value, target_t),
             "entropy": pi.entropy(),
             "approx_kl": losses.approximate_kl(log_ratio_t),
         }
         loss, parts = losses.actor_critic(parts, rollout.active, self.vf_coef, self.ent_coef)
-        return loss, (parts, losses.fit(expected.value, target_t, rollout.active))
+        return loss, (parts, losses.fit(outputs.value, target_t, rollout.active))
 
     def features(self, obs: Any, moments: ObsMoments) -> Any:
         """Observations as the networks see them: flat and normalised if so set, or an image."""

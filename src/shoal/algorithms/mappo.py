@@ -18,7 +18,7 @@ from shoal.envs.spaces import ACTIONS, Groups
 from shoal.rl import losses, normalise, optimise, rollouts, teams
 from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.memory import forget
-from shoal.rl.optimise import clipped_adam, current, learning_rate, scale_critic
+from shoal.rl.optimise import clipped_adam, current_rate, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
@@ -127,7 +127,7 @@ class MAPPO:
         shown, last = (look(routes, x, 2, central=self.central) for x in (obs, steps.last_obs))
         done = action, log_prob, shown, last, state.memory
         by_policy = teams.rollouts_by_policy(routes, steps, done)
-        rate = {"learning_rate": current(self.rate, learner.opt_state)}
+        rate = {"learning_rate": current_rate(self.rate, learner.opt_state)}
         learner, parts = self.learn(learner, by_policy, rows[0])
         totals = jax.tree.map(lambda x: jnp.sum(x, axis=0), episode_totals(steps))
         return State(learner, *rows), teams.by_name(parts) | totals | rate
@@ -178,7 +178,7 @@ class MAPPO:
         over, weight = is_last(rollout), rollout.active
         both = rollout.obs, rollout.last_obs
         shown, last = (teams.see(x, learner.obs_moments[name], self) for x in both)
-        memory_t, *values = teams.expect(params, (shown, last), rollout.memory, over)
+        memory_t, *values = teams.forward(params, (shown, last), rollout.memory, over)
         scale = normalise.restore if self.norm_value else lambda _, x: x
         value_t, next_value_t = (scale(moments, x) for x in values)
         discount_t, lambda_t = self.gamma * ~rollout.terminated, self.gae_lambda * ~over

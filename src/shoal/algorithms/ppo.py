@@ -19,7 +19,7 @@ from shoal.rl.blocks import grad_in_blocks
 from shoal.rl.learning import where
 from shoal.rl.observations import ObsMoments
 from shoal.rl.on_policy import Learner, State
-from shoal.rl.optimise import clipped_adam, current, global_norm, learning_rate, scale_critic
+from shoal.rl.optimise import clipped_adam, current_rate, global_norm, learning_rate, scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import gae
 from shoal.rl.rollouts import Batch, Rollout, is_first, is_last
@@ -62,9 +62,7 @@ class PPO:
     memory: str = "none"  # or gru, lstm, transformer
     memory_width: int = 64
     sequence_length: int = 0  # steps that memory is learnt through at a time; 0: all of a rollout
-    decoupled: bool = (
-        False  # clip around the newest policy, not the one that acted: for lagged plans
-    )
+    decoupled: bool = False  # for lagged plans: clip around the newest policy, not the acting one
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -105,7 +103,7 @@ class PPO:
         def update(carry: tuple, minibatch: Batch) -> tuple:
             params, opt_state, stopped = carry
             grads, parts = self.grad(params, minibatch)
-            grads = mean(grads)
+            grads = mean(grads)  # over all replicas, where there are several
             updated = self.apply(params, opt_state, grads)
             others = {"grad_norm": global_norm(grads)}
             if self.target_kl is not None:
@@ -118,10 +116,9 @@ class PPO:
         carry, (parts, others) = rollouts.run_epochs(update, start, batch, rollout.keys, self)
         params, opt_state, _ = carry
         metrics = mean(parts) | others
-        metrics["explained_variance"] = normalise.explained_variance(
-            batch.value, batch.target, batch.weight
-        )
-        metrics["learning_rate"] = current(self.rate, learner.opt_state)
+        fit = batch.value, batch.target, batch.weight
+        metrics["explained_variance"] = normalise.explained_variance(*fit)
+        metrics["learning_rate"] = current_rate(self.rate, learner.opt_state)
         learner = learner._replace(params=params, opt_state=opt_state)
         if self.norm_obs:
             obs_moments = observations.update_obs_moments(learner.obs_moments, rollout.obs, weight)
@@ -131,20 +128,20 @@ class PPO:
     def compute_advantages(self, learner: Learner, rollout: Rollout, weight: Any) -> Batch:
         """The rollout with advantages and targets of values, in chunks where there is memory."""
         params, moments = learner.params, learner.obs_moments
-        expected = actor_critic.expect(params, lambda obs: self.features(obs, moments), rollout)
+        outputs = actor_critic.forward(params, lambda obs: self.features(obs, moments), rollout)
         discount_t = self.gamma * ~rollout.terminated
         lambda_t = self.gae_lambda * ~is_last(rollout)
-        value_t, next_value_t = expected.value, expected.next_value
+        value_t, next_value_t = outputs.value, outputs.next_value
         advantage_t = gae(rollout.reward, discount_t, value_t, next_value_t, lambda_t)
         log_prob_t, importance_t = rollout.log_prob, ()
         if self.decoupled:
-            log_prob_t = actor_critic.policy_of(params, expected).log_prob(rollout.action)
+            log_prob_t = actor_critic.policy_of(params, outputs).log_prob(rollout.action)
             importance_t = jnp.exp(log_prob_t - rollout.log_prob)
         target_t = value_t + advantage_t
         if self.norm_adv:
             advantage_t = normalise.standardise(advantage_t, weight)
         batch = Batch(
-            features=expected.features,
+            features=outputs.features,
             action=rollout.action,
             log_prob=log_prob_t,
             value=value_t,
@@ -153,13 +150,13 @@ class PPO:
             importance=importance_t,
             weight=weight,
             is_first=is_first(rollout) if params.memory else (),
-            memory=expected.memory,
+            memory=outputs.memory,
         )
         return rollouts.chunk(batch, rollouts.chunk_length(self))
 
     @stage
     def grad(self, params: Any, batch: Batch) -> tuple[Any, Metrics]:
-        """The gradient of the loss, and the parts of the loss."""
+        """The gradient of the loss, and the parts of the loss; on CPUs in blocks of samples."""
         return grad_in_blocks(self.loss, params, rollouts.as_samples(batch))
 
     @stage

@@ -20,7 +20,7 @@ from shoal.rl.learning import Learner, TrainState, init_learner, init_replays, s
 from shoal.rl.losses import squared_error
 from shoal.rl.memory import forget, start
 from shoal.rl.mixing import Networks
-from shoal.rl.optimise import clipped_adam, current, learning_rate
+from shoal.rl.optimise import clipped_adam, current_rate, learning_rate
 from shoal.rl.ranges import check_settings
 from shoal.rl.returns import discounted_return
 from shoal.rl.routing import Table, route
@@ -200,7 +200,7 @@ class QMIX:
             return TrainState(params, target, opt_state, state.updates + ready), (metrics, ())
 
         state, metrics, _ = learning.run_updates(update, learner.train_state, batch, ready)
-        metrics = mean(metrics) | {"learning_rate": current(self.rate, learner.opt_state)}
+        metrics = mean(metrics) | {"learning_rate": current_rate(self.rate, learner.opt_state)}
         return learner.after(state), metrics
 
     @stage

@@ -38,7 +38,7 @@ class ActorCritic(NamedTuple):
         return self._replace(critic=())
 
 
-class Expected(NamedTuple):
+class Outputs(NamedTuple):
     """The networks' outputs on a rollout: [steps, envs, ...]."""
 
     features: Any  # with a mask beside them where there is one
@@ -86,9 +86,9 @@ def policy(params: ActorCritic, features: Any) -> Distribution:
     return _policy(params, embed(params.torso, own), mask)
 
 
-def policy_of(params: ActorCritic, expected: Expected) -> Distribution:
-    """π(·|s) at each step of a rollout, from the embeddings that `expect` computed."""
-    return _policy(params, expected.seen, own_and_mask(expected.features)[1])
+def policy_of(params: ActorCritic, outputs: Outputs) -> Distribution:
+    """π(·|s) at each step of a rollout, from the embeddings that `forward` computed."""
+    return _policy(params, outputs.seen, own_and_mask(outputs.features)[1])
 
 
 def act(params: ActorCritic, memory: Any, features: Any) -> tuple[Any, Distribution]:
@@ -129,7 +129,7 @@ def policy_and_value(
     return _policy(params, seen, mask), _value(params.critic, seen)
 
 
-def expect(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
+def forward(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Outputs:
     """Evaluate the networks on a rollout, without gradients through the next values."""
     if params.memory:
         return _recall(params, features, rollout)
@@ -143,7 +143,7 @@ def expect(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout
     next_value_t = jnp.concatenate([value_t[1:], look(rollout.after)[2][None]])
     fixed, next_value_t = lax.stop_gradient((params, next_value_t))
     next_value_t = _where_late(rollout, fixed, features, next_value_t)
-    return Expected(features_t, (), seen_t, value_t, next_value_t)
+    return Outputs(features_t, (), seen_t, value_t, next_value_t)
 
 
 def _where_late(
@@ -165,7 +165,7 @@ def _where_late(
     return map_rows(row, flat).reshape(otherwise.shape)
 
 
-def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Expected:
+def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollout) -> Outputs:
     """The same with memory, step by step: each last observation is evaluated with its memory."""
 
     def along(memory: Any, at: tuple[jax.Array, ...]) -> tuple[Any, tuple]:
@@ -180,7 +180,7 @@ def _recall(params: ActorCritic, features: Callable[[Any], Any], rollout: Rollou
     at_t = (now_t, last_t, is_last(rollout))
     _, (memory_t, seen_t, then_t) = lax.scan(along, rollout.memory, at_t)
     values = (_value(params.critic, x) for x in (seen_t, then_t))
-    return Expected(features_t, memory_t, seen_t, *values)
+    return Outputs(features_t, memory_t, seen_t, *values)
 
 
 def value(params: ActorCritic, features: Any) -> jax.Array:

@@ -58,7 +58,7 @@ def _length(settings: Any, of: str) -> int:
     return settings.total_ticks
 
 
-def current(rate: optax.ScalarOrSchedule, opt_state: optax.OptState) -> jax.Array:
+def current_rate(rate: optax.ScalarOrSchedule, opt_state: optax.OptState) -> jax.Array:
     """The learning rate of the next update of an optimiser in this state."""
     if not callable(rate):
         return jnp.float32(rate)

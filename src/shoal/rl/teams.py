@@ -244,7 +244,7 @@ def rollouts_by_policy(routes: Routes, steps: Any, done: tuple) -> dict[str, Rol
     }
 
 
-def expect(
+def forward(
     params: Member, shown: tuple[Shown, Shown], memory: Any, ended: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
     """What was remembered before each step, the value of what it acted on and of what it led to.
