@@ -66,12 +66,13 @@ RECURRENT = SHORT | {"burn_in": 4, "sequence_length": 4, "samples_per_insert": 2
 ALL = [
     PPO(**SHORT, update_epochs=1, num_minibatches=2, norm_obs=True),
     PPO(**SHORT, update_epochs=1, num_minibatches=1, memory="gru", memory_width=4),
-    A2C(**SHORT),
-    IMPALA(**SHORT),
     DQN(**REPLAY),
     R2D2(**RECURRENT, learning_starts_per_env=8, memory_width=4),
     SAC(**REPLAY),
-    TD3(**REPLAY),
+    *(
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in (A2C(**SHORT), IMPALA(**SHORT), TD3(**REPLAY))
+    ),
 ]
 
 
