@@ -1,5 +1,7 @@
 """SAC, TD3 and DDPG: each loss has its own gradient, and bad settings are rejected."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,3 +134,26 @@ def test_bad_settings_and_spaces_are_rejected(kind):
     pytest.importorskip("gymnax")
     with pytest.raises(SettingError, match="Discrete"):
         shoal.train(kind(), "CartPole-v1")
+
+
+def moved_by(algorithm):
+    """How far an update with slopes of 1 moves the parameters."""
+    if isinstance(algorithm, TD3):
+        params = td3_nets()
+        start = algorithm.optimisers
+        opt_state = td3_file.Params(*(o.init(x) for o, x in zip(start, params, strict=True)))
+        nets, grads = (params, params, opt_state), jax.tree.map(jnp.ones_like, params)
+        after = algorithm.apply(nets, grads, td3_file.Params(YES, YES))[0]
+    else:
+        params = sac_grads(algorithm)[0]
+        opt_state, grads = algorithm.optimiser.init(params), jax.tree.map(jnp.ones_like, params)
+        after = algorithm.apply(params, params.critics, opt_state, grads, YES)[0]
+    return jax.tree.map(jnp.subtract, after, params)
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3])
+def test_a_critic_s_own_learning_rate_scales_its_updates_alone(kind):
+    wanted, ours = (moved_by(kind(critic_learning_rate=rate)) for rate in (None, 9e-4))
+    jax.tree.map(np.testing.assert_array_equal, ours.actor, wanted.actor)
+    close = partial(np.testing.assert_allclose, rtol=1e-2)
+    jax.tree.map(lambda x, y: close(x, 3 * y), ours.critics, wanted.critics)

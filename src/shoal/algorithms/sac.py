@@ -15,6 +15,7 @@ from shoal.rl.critics import Critics, Net, Sizes, init_actor, init_critics, q_va
 from shoal.rl.learning import Buffer, init_replays, split_updates
 from shoal.rl.nets import style_of
 from shoal.rl.observations import example_features, features_of
+from shoal.rl.optimise import scale_critic
 from shoal.rl.ranges import check_settings
 from shoal.rl.transitions import StoredStep, Transition, example, read_transitions
 from shoal.rl.unit_actions import (
@@ -82,6 +83,7 @@ class SAC:
     learning_starts_per_env: int = 64
     buffer_size_per_env: int = 16384  # steps per environment
     learning_rate: float = 3e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     gamma: float = 0.99
     n_step: int = 1
     num_critics: int = 2
@@ -241,4 +243,4 @@ class SAC:
     @property
     def optimiser(self) -> optax.GradientTransformation:
         """Adam."""
-        return optax.flatten(optax.adam(self.learning_rate))
+        return scale_critic(optax.flatten(optax.adam(self.learning_rate)), self, "critics")

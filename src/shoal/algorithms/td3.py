@@ -1,7 +1,6 @@
 """Deterministic policy gradients: TD3, with twin critics and delayed actor updates, and DDPG."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -74,6 +73,7 @@ class TD3:
     learning_starts_per_env: int = 64
     buffer_size_per_env: int = 16384  # steps per environment
     learning_rate: float = 3e-4
+    critic_learning_rate: float | None = None  # None: learning_rate
     gamma: float = 0.99
     n_step: int = 1
     num_critics: int = 2  # targets use the lowest
@@ -105,7 +105,10 @@ class TD3:
         actor = init_actor(actor_key, sizes, size)
         critics = init_critics(critic_key, sizes, self.num_critics)
         params = Params(actor, critics)
-        learner = init_learner(params, Params(*map(self.optimiser.init, params)))
+        opt_state = Params(
+            *(rule.init(of) for rule, of in zip(self.optimisers, params, strict=True))
+        )
+        learner = init_learner(params, opt_state)
         features = example_features(env, obs, self.torso)
         stored = example(features, jnp.zeros(size))
         rings = init_replays(stored, self.buffer_size_per_env, envs).ring
@@ -189,9 +192,7 @@ class TD3:
     def apply(self, nets: tuple, grads: Params, due: Params) -> tuple[Any, Any, Any]:
         """Parameters, targets and the optimiser's states after one update of those that are due."""
         params, target, opt_state = nets
-        moved = map(
-            partial(learning.apply_gradients, self.optimiser), params, opt_state, grads, due
-        )
+        moved = map(learning.apply_gradients, self.optimisers, params, opt_state, grads, due)
         params, opt_state = (Params(*each) for each in zip(*moved, strict=True))
         rate = jnp.where(due.actor, self.tau, 0.0)
         return params, optax.incremental_update(params, target, rate), opt_state
@@ -228,9 +229,10 @@ class TD3:
         )
 
     @property
-    def optimiser(self) -> optax.GradientTransformation:
-        """Adam."""
-        return optax.flatten(optax.adam(self.learning_rate))
+    def optimisers(self) -> Params:
+        """Adam for the actor, and Adam for the critics."""
+        rates = self.learning_rate, self.critic_learning_rate or self.learning_rate
+        return Params(*(optax.flatten(optax.adam(rate)) for rate in rates))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.envs.given import adapted
     from shoal.envs.host import HostSimulator, Moves, Vector
     from shoal.envs.hosted import HostEnvironment, HostState
+    from shoal.envs.previous import with_previous
     from shoal.envs.registry import make
     from shoal.envs.spaces import Box, Dict, Discrete, Groups, MultiDiscrete, Space
 
@@ -43,6 +44,7 @@ _HOMES = {
     "episode_totals": "environment",
     "key_rows": "environment",
     "make": "registry",
+    "with_previous": "previous",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "episode_totals",
     "key_rows",
     "make",
+    "with_previous",
 ]
 
 

@@ -10,6 +10,7 @@ from shoal.envs.environment import Environment
 from shoal.envs.given import adapted
 from shoal.envs.hosted import HostEnvironment
 from shoal.envs.later import import_named
+from shoal.envs.previous import with_previous
 from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 
 # The module, simulator and environment of each family. A module is imported when its family is
@@ -51,6 +52,9 @@ def make(name: Any, **settings: Any) -> Environment | HostEnvironment:
         raise UnknownNameError(kind, short, [*elsewhere, *_near(short, known)])
     if ":" in short:
         _check_module(short.partition(":")[0])
+    if settings.get("previous") is True and environment is Environment:
+        settings.pop("previous")
+        return with_previous(make(name, **settings))
     given = tuple(sorted((key, _hashable(key, value)) for key, value in settings.items()))
     more = {}
     if family == "gymnasium" and (factory := module.factory_of(short)):

@@ -89,12 +89,15 @@ def clipped_rmsprop(
     return _clipped(rmsprop, max_grad_norm)
 
 
-def scale_critic(rule: optax.GradientTransformation, settings: Any) -> Any:
-    """`rule`, whose updates of the critic are as large as the critic's own learning rate says."""
+def scale_critic(rule: optax.GradientTransformation, settings: Any, part: str = "critic") -> Any:
+    """`rule`, whose updates of the critic are as large as the critic's own learning rate says.
+
+    `part` is what parameters call the critic.
+    """
     own = settings.critic_learning_rate
     if own is None or own == settings.learning_rate:
         return rule
-    return optax.chain(rule, _scaled("critic", own / settings.learning_rate))
+    return optax.chain(rule, _scaled(part, own / settings.learning_rate))
 
 
 def _scaled(part: str, factor: float) -> optax.GradientTransformation:

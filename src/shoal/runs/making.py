@@ -154,7 +154,7 @@ def _loaded(value: Any) -> Any:
     if not (isinstance(value, str) and FILE in value):
         return value
     file, _, name = value.rpartition(":")
-    return with_source(_made(load(value)), Path(file), name)
+    return with_source(_made(load(value), {}), Path(file), name)
 
 
 def _unknown_setting(algorithm: Any, name: str, known: Mapping[str, Any]) -> ShoalError:

@@ -21,6 +21,7 @@ from shoal.algorithms.evaluated import Evaluated
 from shoal.envs import registry
 from shoal.envs.environment import Environment
 from shoal.envs.hosted import HostEnvironment
+from shoal.envs.previous import Previous
 from shoal.errors import MissingExtraError, SettingError, TrustError
 from shoal.planning import policy
 from shoal.runs.recipes import Recipe, Resolve, made_from, named_code
@@ -32,6 +33,7 @@ TYPES: tuple[type, ...] = (
     Evaluated,
     Environment,
     HostEnvironment,
+    Previous,
     policy.DistributionPolicy,
     policy.Fragment,
     policy.Latest,
