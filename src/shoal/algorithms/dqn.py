@@ -22,6 +22,7 @@ from shoal.tracing.stage import mean, stage
 
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]
+OWN = 0x4015E  # sets the keys of noise apart from those that a key is split into
 
 
 class State(NamedTuple):
@@ -103,7 +104,7 @@ class DQN:
         epsilon_exponent = 1 + self.epsilon_alpha * jnp.linspace(0, 1, envs)
         rows = key_rows(act_key, envs), env_states, obs, epsilon_exponent
         rows = *rows, key_rows(replay_key, envs)
-        noise_key = jax.random.fold_in(net_key, 0) if self.noise else ()
+        noise_key = jax.random.fold_in(net_key, OWN) if self.noise else ()
         return State(learner, *rows, buffer, changes, noise_key)
 
     def tick(self, env: Env, state: State) -> tuple[State, Metrics]:
@@ -137,7 +138,7 @@ class DQN:
             params: QNetwork, ticks: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
         """The next key, and an ε-greedy action."""
         key, action_key = jax.random.split(key)
-        params = with_noise(params, jax.random.fold_in(key, 0) if self.noise else None)
+        params = with_noise(params, jax.random.fold_in(key, OWN) if self.noise else None)
         q_values = mean_return(self.form, self.atoms_of(params, features))
         schedule = optax.linear_schedule(*self.epsilon, self.epsilon_ticks)
         epsilon = schedule(ticks) ** epsilon_exponent

@@ -21,6 +21,7 @@ class Net(NamedTuple):
 
 
 Critics = tuple[Net, ...]
+OWN = 0x70250  # sets the key of a torso apart from those of the layers
 
 
 class Sizes(NamedTuple):
@@ -66,5 +67,5 @@ def q_values(critics: Critics, features: Any, action: jax.Array) -> jax.Array:
 
 
 def _init_torso(key: jax.Array, sizes: Sizes) -> tuple[Torso, int]:
-    torso, widths = init_torso(jax.random.fold_in(key, 0), sizes.space, sizes.torso, ())
+    torso, widths = init_torso(jax.random.fold_in(key, OWN), sizes.space, sizes.torso, ())
     return torso, widths[0]

@@ -20,6 +20,8 @@ from shoal.rl.rollouts import Rollout
 from shoal.rl.routing import Policy, Routes
 from shoal.rl.torso import check_flat
 
+OWN = 0x3E302  # sets the key of a critic's memory apart from those of its layers
+
 
 class Shown(NamedTuple):
     """What the agents of one policy are shown."""
@@ -137,7 +139,7 @@ def init_member(
     remembers = init_memory(jax.random.fold_in(actor_key, 1), memory[0], own, memory[1])
     inputs = width_of(remembers, own)
     kind, width = critic_memory
-    critics = init_memory(jax.random.fold_in(critic_key, 1), kind, own + world, width)
+    critics = init_memory(jax.random.fold_in(critic_key, OWN), kind, own + world, width)
     seen = width_of(critics, own + world) if critics else inputs + world
     critic = init_mlp(critic_key, (seen, *hidden, 1), style=style)
     actor = init_actor(actor_key, (inputs, *hidden), actions, style)
