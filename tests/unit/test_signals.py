@@ -3,6 +3,8 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -92,6 +94,21 @@ def test_a_job_keeps_the_saving_phase_between_its_runs():
                 pass
             assert owner.phase is Phase.SAVING
         assert owner.phase is Phase.DONE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calls glibc")
+def test_a_command_ends_while_its_signals_are_handled():
+    code = """if 1:
+        import ctypes, sys
+        from shoal.cli.entry import entry
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc.abort, None, None)  # runs after Python has given up its handlers
+        sys.argv = ["shoal", "--version"]
+        entry()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout
 
 
 def test_only_the_main_thread_receives_signals():

@@ -299,9 +299,12 @@ def test_commands_look_for_modules_in_the_current_folder_only_where_the_user_nam
         assert run("status", ".") == run("resume", ".") == 2
         assert os.getcwd() not in sys.path
         assert run("plan", "ppo", "gymnasium:worlds:World-v0") == 2
+        print("as expected")
     """
     env = {**os.environ, "PYTHONPATH": str(Path(shoal.__file__).parents[1])}
-    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, check=True)
+    words = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "as expected" in done.stdout, done.stderr
     assert (tmp_path / "ran").exists()
 
 

@@ -1,5 +1,6 @@
 """The entry point of the `shoal` command: handles signals before JAX is imported."""
 
+import atexit
 import os
 import sys
 
@@ -10,6 +11,8 @@ SIGNALLED = 128  # and the signal's number: the exit code of a command that was 
 
 def entry() -> None:
     """Run the command; stopped with nothing to save, it ends soon, even while compiling."""
+    codes: list[int] = []
+    atexit.register(_end, codes)  # before all others, so that it runs after them
     with owned() as owner:
         leave_soon(owner, _leave)
         try:
@@ -23,11 +26,20 @@ def entry() -> None:
         if code > SIGNALLED and owner.requested:
             code = SIGNALLED + owner.requested
         end_at_once(code)
+        codes.append(code)
         if code > SIGNALLED:  # compiling threads and the like could hold up the interpreter
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
         sys.exit(code)
+
+
+def _end(codes: list[int]) -> None:
+    """End the process while its signals are handled, as they aren't while Python is taken down."""
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
 
 
 def _leave(number: int) -> None:
