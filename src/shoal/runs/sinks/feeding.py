@@ -13,7 +13,7 @@ from shoal.errors import MissingExtraError, SettingError, UnknownNameError
 from shoal.runs.sinks.sink import About, Point, Row, Sink, evaluation_point, point_of
 from shoal.runtime.logs import Log
 
-EVERY_S = 0.2  # between points of a sink
+EVERY_S = 0.5  # between points of a sink
 MOST_ROWS = 64  # of which a point is the mean; of more, as many are taken evenly
 KEPT = 20_000  # rows that wait for a sink that is slow, the newest
 CLOSING_S = 30.0  # for a sink to write what is left when the run ends
