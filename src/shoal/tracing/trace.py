@@ -51,9 +51,8 @@ class Origin:
 
     @functools.cache  # noqa: B019  as below
     def _init(self, envs: int) -> Any:
-        """`init` as one program for all seeds. It runs once, so little is spent on its speed."""
-        fast = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-        return jax.jit(lambda key: self.algorithm.init(key, self.env, envs), compiler_options=fast)
+        """`init` as one program for all seeds."""
+        return jax.jit(lambda key: self.algorithm.init(key, self.env, envs))
 
     @functools.cache  # noqa: B019  an origin lives as long as its graphs
     def at(self, envs: int) -> Graph:
