@@ -114,6 +114,25 @@ class Chances(Loop):
         return state | {"key": key, "keys": keys, "x": x * chances + 0.1 * each}, {}
 
 
+class Chosen(Loop):
+    """Q-learning that looks up, and marks, each environment's action by its number."""
+
+    def tick(self, env, state):
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        action = jnp.argmax(x, axis=1)
+        x = x.at[jnp.arange(len(x)), action].multiply(0.9)
+
+        def learn(w, x, action):
+            def loss(w):
+                chosen = (x * w)[jnp.arange(len(x)), action]
+                return jnp.mean((chosen - 0.5) ** 2)
+
+            return w - 0.1 * shoal.mean(jax.grad(loss)(w))
+
+        w = shoal.stage(learn, name="learn")(state["w"], x, action)
+        return {"x": x, "keys": keys, "w": w}, {}
+
+
 class LearntInTick(Loop):
     """A gradient step in tick, in no stage."""
 
@@ -155,6 +174,8 @@ def plan_of(loop, policy):
         (Odd(), shoal.central(2)),
         (Odd(), shoal.fused(2)),
         (Chances(), shoal.single_learner_coarse(2)),
+        (Chosen(), shoal.multi_learner(4)),
+        (Chosen(), shoal.single_learner_coarse(2)),
         (LearntInTick(), shoal.multi_learner(2)),
         (FromShared(), shoal.single_learner_fine(4)),
         (FromShared(), shoal.decoupled(2, 2, 2)),

@@ -261,6 +261,15 @@ APART = {
         s["x"][0]
     ),
     "a stage mapped over times": lambda s: jax.vmap(lambda x: beside(x, other=s["w"][0]))(s["x"]),
+    "by their own numbers": lambda s: s["x"][0][jnp.arange(s["i"].size), s["i"] % WIDE],
+    "at all times by their own numbers": lambda s: s["x"][:, jnp.arange(ENVS), s["i"] % WIDE],
+    "by numbers of times and their own": lambda s: s["x"][
+        jnp.arange(s["x"].shape[0])[:, None], jnp.arange(ENVS), s["i"] % WIDE
+    ],
+    "set by their own numbers": lambda s: s["x"][0].at[jnp.arange(ENVS), s["i"] % WIDE].set(0.5),
+    "slopes by their own numbers": lambda s: jax.grad(
+        lambda x: jnp.sum(x[jnp.arange(ENVS), s["i"] % WIDE] ** 2)
+    )(s["x"][0]),
 }
 
 MIXED = {
@@ -310,7 +319,6 @@ MIXED = {
 # Rows stay apart here too, and Shoal need not see it: it may only never be wrong.
 UNKNOWN = {
     "reduced over time": lambda s: lax.reduce(s["x"], 1.0, lax.mul, (0,)),
-    "by their own numbers": lambda s: s["x"][0][jnp.arange(s["i"].size), s["i"] % WIDE],
 }
 ALL = APART | MIXED | UNKNOWN
 

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from shoal.errors import is_core, short_place
 from shoal.tracing.agree import agree_p, gather_p, scatter_p
+from shoal.tracing.indexing import with_batch_axes
 from shoal.tracing.stage import Mark, mark_of
 
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
@@ -53,8 +54,9 @@ def _expanded(equation: Any) -> tuple[Any, Sequence[Any]]:
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr and its constants, for all supported versions of JAX."""
     if isinstance(jaxpr, jex.ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, tuple(getattr(jaxpr, "consts", ()))
+        return with_batch_axes(jaxpr.jaxpr, jaxpr.consts), jaxpr.consts
+    consts = tuple(getattr(jaxpr, "consts", ()))
+    return with_batch_axes(jaxpr, consts), consts
 
 
 def below(equation: Any) -> Iterator[Any]:
