@@ -210,3 +210,18 @@ def test_a_lag_of_nothing_is_refused():
     with pytest.raises(shoal.ShoalError, match="reads nothing that `learner` carries") as refused:
         plan_of(LearntInTick(), shoal.single_learner_coarse(2, lag=1))
     assert "lag=0" in str(refused.value)
+
+
+def test_every_replica_prints_its_own_rows():
+    seen = []
+
+    class Printed(LearntInTick):
+        def tick(self, env, state):
+            jax.debug.callback(lambda x: seen.extend(np.asarray(x)[:, 0].tolist()), state["x"])
+            return super().tick(env, state)
+
+    plan = plan_of(Printed(), shoal.multi_learner(4))
+    start = Printed().init(jax.random.key(0), None, ENVS)
+    shoal.run(plan, "inline", ticks=1, state=start)
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(np.asarray(start["x"])[:, 0].tolist())

@@ -419,6 +419,11 @@ def _bitcast(op: Operation) -> Step | None:
     return Step(op.ins, (rows,)) if rows is not None and rows.axis < min(ranks) else None
 
 
+def _shown(op: Operation) -> Step | None:
+    """Each replica prints what it has."""
+    return Step(op.ins, ())
+
+
 def _map_rows(op: Operation) -> Step | None:
     """A stage per environment: rows in, rows out, and what it shares the same everywhere."""
     first = op.params["shared"]
@@ -496,4 +501,5 @@ RULES: dict[str, Rule] = {
     "random_gamma": _random_gamma,
     "bitcast_convert_type": _bitcast,
     "shoal_map_rows": _map_rows,
+    **dict.fromkeys(("debug_print", "debug_callback"), _shown),
 }
