@@ -19,7 +19,7 @@ import shoal
 from conformance.lines import until
 from conformance.plain import Plain
 from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.algorithms import PPO
 from shoal.planning.policies import environments, impala
 from shoal.runs.checkpoints import ticks_in

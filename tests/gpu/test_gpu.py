@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import shoal
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.runtime.cluster.machine import this_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))

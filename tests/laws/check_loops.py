@@ -45,7 +45,7 @@ import numpy as np
 
 import shoal
 from laws.cases import cluster
-from laws.numbers import difference
+from laws.differences import difference
 from laws.plain_loops import case_at
 from laws.random_loops import AGREEMENTS, Again, Author, Either, RandomLoop, Staged, Use, uses
 from laws.vocabulary import APPROXIMATE, COARSE, HARMLESS

@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.algorithms import A2C, IMPALA, PPO
 from shoal.runtime.debug.verify import verify_plan
 

@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from laws.cases import CHASE, FOUR, ONE, PPO, graph_of, no_gymnax, start_of
-from laws.numbers import difference
+from laws.differences import difference
 from laws.outside_loop import Chase
 from shoal.runtime.debug.reference import run_reference
 from shoal.runtime.debug.verify import verify_plan

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("gymnax")
+from laws.differences import difference
 from laws.killed import resume, train
-from laws.numbers import difference
 from matrix.cells import TOLERANCE, TRIED
 from shoal.runs.checkpoints import read, ticks_in
 from unit.test_resume import check_same_run

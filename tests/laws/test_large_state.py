@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, start_of
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.planning.fragment_program import write_program
 from shoal.planning.segments import Segment
 from shoal.runtime.execution.lowering import Lowering

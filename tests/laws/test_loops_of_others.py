@@ -8,7 +8,7 @@ from jax import lax
 
 import shoal
 from laws.cases import cluster
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.graph.layout import Sharded
 
 ENVS, WIDE, TICKS = 8, 4, 3

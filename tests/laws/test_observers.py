@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from laws.cases import ONE, start_of
-from laws.numbers import difference
+from laws.differences import difference
 from laws.outside_loop import Chase
 from shoal.runtime.run import RunCallbacks
 

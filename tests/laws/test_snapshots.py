@@ -4,7 +4,7 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of, no_gymnax, start_of
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.runtime.channels.in_process import InProcessChannel
 from shoal.runtime.execution.metrics import Collector
 from shoal.runtime.run import RunCallbacks

@@ -6,8 +6,8 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE
+from laws.differences import difference
 from laws.herd import herd
-from laws.numbers import difference
 from shoal.algorithms import MAPPO, QMIX
 
 TICKS, ENVS, TOLERANCE = 4, 4, 1e-5

@@ -13,8 +13,8 @@ import numpy as np
 
 import shoal
 from laws.cases import ENVS, ONE
+from laws.differences import difference
 from laws.herd import herd
-from laws.numbers import difference
 from shoal.algorithms import ALGORITHMS
 from shoal.errors import ShoalError
 from shoal.planning.policies import POLICIES

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import shoal
-from laws.numbers import difference
+from laws.differences import difference
 from shoal import THE_REST, Fragment, Lockstep, Wire
 from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
 from shoal.runs.making import make_distribution, with_settings

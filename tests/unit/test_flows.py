@@ -6,7 +6,7 @@ from jax import lax
 
 import shoal
 from laws.cases import FOUR, ONE, graph_of
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.algorithms import PRESETS
 from shoal.planning.policies import POLICIES
 from shoal.runs.making import with_total_ticks

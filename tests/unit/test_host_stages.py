@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import shoal
-from laws.numbers import difference
+from laws.differences import difference
 from shoal import Fragment
 from shoal.errors import CutError, RunError, TraceError
 from unit.toy_loop import (

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import shoal
-from laws.numbers import difference
+from laws.differences import difference
 from shoal import THE_REST, Fragment
 from shoal.errors import NotFiniteError
 from shoal.runs.checkpoints import read_newest

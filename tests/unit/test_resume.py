@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from laws.cases import FOUR, ONE, WRITTEN
-from laws.numbers import difference
+from laws.differences import difference
 from shoal.errors import CheckpointError, SettingError
 from shoal.planning.channel_specs import MOST_IN_FLIGHT
 from shoal.runs.checkpoints import read_newest, read_record, ticks_in
