@@ -129,6 +129,7 @@ def test_noise_is_factorised_and_its_std_is_learnt():
     assert all(np.any(x != 0) for x in jax.tree.leaves(slopes.noise[0]))
 
 
+@pytest.mark.slow
 def test_noisy_networks_and_an_annealed_exponent_keep_their_numbers_when_cut():
     algorithm = DQN(
         num_steps=2, batch_size_per_env=2, samples_per_insert=2.0, learning_starts_per_env=4,
