@@ -16,7 +16,7 @@ from laws.cases import ONE, graph_of
 from shoal.cli.main import main
 from shoal.errors import CutError, ShoalError
 from shoal.runs.records import scalars
-from shoal.runs.saved_plans import load_plan, save_plan
+from shoal.runs.saved_plans import digest, load_plan, save_plan
 from shoal.runtime.run import fresh_start
 
 POLICIES = {
@@ -92,10 +92,21 @@ def test_a_loaded_plan_can_be_saved_again(saved, tmp_path):
 
 def changed(path, out, change):
     """A copy of a plan's file in which `change` has altered the text of the plan."""
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            new.writestr(name, change(data.decode()) if name == "plan.json" else data)
+    parts = parts_of(path)
+    return forged(parts | {"plan.json": change(parts["plan.json"].decode()).encode()}, out)
+
+
+def parts_of(path):
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist() if name != "digest"}
+
+
+def forged(parts, out):
+    """A file of these parts with their digest, as an attacker would write it."""
+    with zipfile.ZipFile(out, "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+        file.writestr("digest", digest(*parts.values()))
     return out
 
 
@@ -132,12 +143,19 @@ def test_a_program_that_would_call_outside_xla_is_rejected(saved, tmp_path):
         jax.jit(lambda x: jax.ffi.ffi_call("xla_ffi_python_cpu_callback", x)(x)),
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("ALL")],
     )(jnp.zeros(1))
-    other = tmp_path / "other.shoal"
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, bytes(evil.serialize()) if "0" in name else old.read(name))
+    parts = parts_of(path) | {"programs/0": bytes(evil.serialize())}
     with pytest.raises(ShoalError, match="xla_ffi_python_cpu_callback"):
-        load_plan(other)
+        load_plan(forged(parts, tmp_path / "other.shoal"))
+
+
+def test_a_file_that_was_changed_after_it_was_saved_is_rejected(saved, tmp_path):
+    _, path = saved("coarse(2), lag 1")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "other.shoal", "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, data.replace(b"float32", b"float16") if "json" in name else data)
+    with pytest.raises(ShoalError, match="it was changed after it was saved"):
+        load_plan(tmp_path / "other.shoal")
 
 
 def test_the_command_runs_a_saved_plan(saved, capsys):

@@ -58,6 +58,10 @@ def test_a_run_whose_process_was_killed_is_not_shown_as_running(tmp_path, capsys
     with locked(tmp_path):
         assert main(["status", str(tmp_path)]) == 0
         assert ": running, tick 12" in capsys.readouterr().out
+        Status(tmp_path, {"ticks": 12}, print).stand(dict)
+    assert main(["status", str(tmp_path)]) == 0  # at once, though its status was just written
+    assert ": killed, tick 12" in capsys.readouterr().out
+    (tmp_path / "status.json").unlink()
     assert main(["status", str(tmp_path)]) == 0
     assert ": killed, tick 12" in capsys.readouterr().out
     status = Status(tmp_path, {"ticks": 13}, print)

@@ -102,6 +102,7 @@ class StatusFile(Losses):
     ticks: NotRequired[Steps]
     driver: NotRequired[int]
     at: Seconds
+    locked: NotRequired[bool]  # whether the file system shows the run's lock
     seconds: NotRequired[Seconds]
     lag: NotRequired[dict[str, Any]]
     workers: dict[str, WorkerRow]

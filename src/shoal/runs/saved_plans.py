@@ -7,6 +7,7 @@ and programs may call nothing outside XLA.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -105,6 +106,7 @@ def save_plan(drawn: Plan, path: str | Path) -> Path:
         file.writestr("plan.json", text)
         for number, code in enumerate(programs):
             file.writestr(f"programs/{number}", code)
+        file.writestr("digest", digest(text.encode(), *programs))
     return path
 
 
@@ -121,6 +123,10 @@ def load_plan(path: str | Path) -> Plan:
             form = dict(data["map"])["form"]
             if form != FORM:
                 raise ValueError(f"it has form {form}, and this Shoal reads form {FORM}")
+            names = [n for n in file.namelist() if n.startswith("programs/")]
+            parts = (file.read(n) for n in ("plan.json", *sorted(names, key=_number)))
+            if digest(*parts) != file.read("digest").decode():
+                raise ValueError("it was changed after it was saved")
             return _whole(_from_data(data, lambda number: file.read(f"programs/{number}")))
     except OSError as error:
         raise SettingError(f"{path} can't be read: {error}", "Name a file of --save.") from error
@@ -129,6 +135,18 @@ def load_plan(path: str | Path) -> Plan:
             f"{path} holds no plan that can run here: {type(error).__name__}: {first_line(error)}",
             "Save it again with `shoal plan --save`.",
         ) from error
+
+
+def digest(*parts: bytes) -> str:
+    """A checksum of a file's parts: a plan that was altered fails here, not while it runs."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8) + part)
+    return found.hexdigest()
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("/")[2])
 
 
 def _names(found: Plan) -> list[str]:

@@ -64,6 +64,7 @@ class Status:
             }  # fmt: skip
             counts = {name: self._summary[name] for name in COPIED if name in self._summary}
             counts |= {"driver": os.getpid(), "at": time.time(), "workers": workers, **self._lags()}
+            counts["locked"] = is_locked(self._file.parent)
             self._load.add(counts["at"], self._summary.get("seconds", 0.0), found)
             with suppress(OSError):
                 write_json(self._file, counts)
@@ -200,9 +201,12 @@ def _age(status: StatusFile | None) -> float:
 def _is_over(folder: Path, summary: SummaryFile, status: StatusFile | None) -> bool:
     """Whether a run says that it is running and its process is gone.
 
-    Not every file system knows locks: one that wrote its status just now is running, too.
+    Not every file system knows locks: where the run saw that it does not, one that wrote its
+    status just now is running, too.
     """
-    return summary["status"] == "running" and _age(status) > LATE_S and not is_locked(folder)
+    knows_locks = status is not None and status.get("locked", False)
+    is_silent = knows_locks or _age(status) > LATE_S
+    return summary["status"] == "running" and is_silent and not is_locked(folder)
 
 
 def _saved(folder: Path) -> str:
