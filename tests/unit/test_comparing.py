@@ -14,7 +14,7 @@ from shoal.cli.train import seeds_of
 from shoal.errors import SettingError
 from shoal.runs.comparing import bootstrap, compare, iqm
 from shoal.runs.folder import locked, newest_run
-from shoal.runs.listing import group, runs_in
+from shoal.runs.listing import group, rows_of, runs_in
 from shoal.runs.provenance import git
 from unit.toy_loop import check_error
 
@@ -115,6 +115,12 @@ def test_the_commands_list_compare_draw_and_remove(runs, capsys):
     assert main(["runs", "rm", "good", "alone", "--yes"]) == 0
     assert {run.folder.parent.name for run in runs_in(runs)} == {"bad"}
     assert sorted(path.name for path in runs.iterdir()) == ["bad"]
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[" * 100_000, b"null", b"{"], ids=repr)
+def test_damaged_rows_of_metrics_are_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"tick": 0}\n' + line + b'\n{"tick": 1}\n')
+    assert [row["tick"] for row in rows_of(tmp_path)] == [0, 1]
 
 
 def test_seeds_are_ranges_and_lists():

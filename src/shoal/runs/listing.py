@@ -107,11 +107,11 @@ def remove(folders: Sequence[Path]) -> None:
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of a run's metrics; those that are damaged are left out."""
     try:
-        with open(folder / "metrics.jsonl", encoding="utf-8") as file:
+        with open(folder / "metrics.jsonl", "rb") as file:
             for line in file:
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(row, dict):
                     yield row
