@@ -3,6 +3,7 @@
 import random
 import time
 from dataclasses import dataclass
+from time import time as now
 from typing import Any
 
 import jax
@@ -55,6 +56,36 @@ def coarse_clock(w, x):
     return w + time.time(), x  # here: the time, which float32 rounds to minutes
 
 
+def clock_by_name(w, x):
+    return w + now(), x  # here: the time under another name
+
+
+def clock_of_an_object(w, x):
+    return w + WATCH.read(), x  # here: the time of an object
+
+
+def clock_branch(w, x):
+    return (jnp.sin(w) if int(now()) % 2 else jnp.cos(w)), x  # here: a branch on the time
+
+
+def drawn_branch(w, x):
+    return (jnp.sin(w) if np.random.random() < 0.5 else jnp.cos(w)), x  # here: a drawn branch
+
+
+def python_branch(w, x):
+    return (jnp.sin(w) if random.random() < 0.5 else jnp.cos(w)), x  # here: drawn by Python
+
+
+def generator_branch(w, x):
+    return (jnp.sin(w) if RNG.random() < 0.5 else jnp.cos(w)), x  # here: drawn by a generator
+
+
+def new_generator_branch(w, x):
+    for _ in range(np.random.default_rng().integers(50)):
+        w = jnp.sin(w)  # here: drawn by a new generator
+    return w, x
+
+
 def count_of_turns(w, x):
     turns = COUNTS.pop()
     return lax.fori_loop(0, turns, lambda _, w: w + 1.0, w), x  # here: count
@@ -88,13 +119,26 @@ def returned(w, x):
     return jnp.float32(random.random()), x
 
 
+class Watch:
+    def __init__(self, read):
+        self.read = read
+
+
 COUNTS: list[int] = []
+RNG, WATCH = np.random.default_rng(1), Watch(time.time)
 FROZEN = {
     in_tick: "drawn in tick",
     in_numpy_array: "drawn as an array",
     constant: "drawn as a constant",
     clock: "clock",
     coarse_clock: "the time, which float32 rounds to minutes",
+    clock_by_name: "the time under another name",
+    clock_of_an_object: "the time of an object",
+    clock_branch: "a branch on the time",
+    drawn_branch: "a drawn branch",
+    python_branch: "drawn by Python",
+    generator_branch: "drawn by a generator",
+    new_generator_branch: "drawn by a new generator",
     count_of_turns: "count",
     branch: "frozen branch",
     in_a_scan: "in a scan",
@@ -120,6 +164,9 @@ class Loop:
 @pytest.mark.parametrize("turn", FROZEN, ids=lambda turn: turn.__name__)
 def test_values_drawn_in_python_are_found_with_their_line(turn):
     COUNTS[:] = range(20, 0, -1)
+    # All generators begin with two numbers on the same side of a half.
+    np.random.seed(2)
+    random.seed(0)
     error = check_error(
         TraceError, lambda: check_not_frozen(Origin(Loop(turn), None), 4), "tick", "jax.random"
     )
@@ -138,6 +185,22 @@ def test_a_number_that_init_drew_is_found():
 def constants(w, x):
     again = np.random.default_rng(7).normal(size=3)
     return w + jnp.asarray(CONSTANT).sum() + np.pi + again.sum() + jnp.asarray(again)[0], x
+
+
+def draws_in_vain(w, x):
+    assert 0 <= np.random.random() < 1 <= now()
+    return w, x
+
+
+def test_draws_and_clocks_that_change_nothing_are_accepted():
+    check_not_frozen(Origin(Loop(draws_in_vain), None), 4)
+
+
+def test_clocks_are_as_before_when_a_loop_was_traced():
+    read, plain_read = WATCH.read, time.time
+    with pytest.raises(TraceError):
+        check_not_frozen(Origin(Loop(clock_of_an_object), None), 4)
+    assert WATCH.read is read is now is time.time is plain_read
 
 
 def test_constants_that_are_equal_in_both_traces_are_accepted():

@@ -1,16 +1,25 @@
 """Detects numbers that were drawn while a loop was traced, and so are the same at every tick.
 
 `np.random`, `random` and clocks run once, when the loop is traced; their results are constants of
-the program. A second trace has other constants, so comparing two traces finds them.
+the program. A second trace has other constants, so comparing two traces finds them. A loop that
+draws or reads a clock, and still has two equal traces, is traced some more times: an `if` may
+have gone the same way twice.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
+import random
+import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import CellType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +33,13 @@ from shoal.tracing.stage import source_of
 from shoal.tracing.trace import Origin, method, reraised_as
 
 _MOST = 3  # values that an error shows
+_TRACES = 12  # of a loop that draws or reads a clock: of two ways, one is taken twelve times
 _AHEAD_S, _LOCK = 1_234_567, threading.Lock()
+_READS: dict[Callable[..., Any], int] = {  # clocks with their units a second, and entropy
+    **dict.fromkeys((time.time, time.monotonic, time.perf_counter), 1),
+    **dict.fromkeys((time.time_ns, time.monotonic_ns, time.perf_counter_ns), 10**9),
+    **dict.fromkeys((os.urandom, secrets.randbits), 0),  # the latter seeds NumPy's generators
+}
 
 
 class Frozen(NamedTuple):
@@ -50,41 +65,99 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
     """Refuse a loop whose `init` or `tick` reads a clock or draws numbers outside of JAX."""
     spec = origin.spec(envs)
     algorithm, env = origin.algorithm, origin.env
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    key, generators = jax.ShapeDtypeStruct((), jax.random.key(0).dtype), _generators()
     for name, call, args in (
         ("init", lambda key: algorithm.init(key, env, envs), (key,)),
         ("tick", lambda state: algorithm.tick(env, state), (spec,)),
     ):
         where = source_of(method(algorithm, name))
         with reraised_as(name, envs, where):
-            found = frozen_values(jax.make_jaxpr(call)(*args), _traced_again(call, *args))
+            first = jax.make_jaxpr(call)(*args)
+            others = _other_traces(generators, call, *args)
+            found = next(filter(None, (frozen_values(first, other) for other in others)), [])
         if found:
             raise _refusal(name, found, where)
 
 
-def _traced_again(call: Callable[..., Any], *args: Any) -> Any:
-    """A trace that shares nothing with the one before.
+def _other_traces(generators: list[Any], call: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    """A trace at another time, and more where the function may draw or read a clock.
 
     JAX keeps traces by function and context. What is new in the context changes no equation, but
     has all of them made again, those of stages and of the user's own jitted functions too.
     """
-    with set_xla_metadata(traced="again"), _LOCK, _clock_ahead():
-        return jax.make_jaxpr(lambda *args: call(*args))(*args)  # noqa: PLW0108  another function
+    before, reads = [*map(_state, generators)], []
+    for turn in range(1, _TRACES):
+        with set_xla_metadata(traced=str(turn)), _LOCK, _later(turn * _AHEAD_S, reads):
+            again = jax.make_jaxpr(lambda *args: call(*args))(*args)  # noqa: PLW0108  another function
+        yield again
+        if not reads and before == [*map(_state, generators)]:
+            return
+
+
+def _generators() -> list[Any]:
+    """All generators of random numbers that there are, of NumPy and of Python."""
+    kinds = (np.random.BitGenerator, random.Random)
+    return [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+
+
+def _state(generator: Any) -> str:
+    with suppress(NotImplementedError), np.printoptions(threshold=sys.maxsize):  # the system's
+        return str(getattr(generator, "state", None) or generator.getstate())
+    return ""
 
 
 @contextmanager
-def _clock_ahead() -> Iterator[None]:
-    """Let the time be weeks later in this thread: as float32, times a minute apart are equal."""
-    thread, clocks = threading.get_ident(), {"time": 1, "time_ns": 10**9}
-    before = {name: getattr(time, name) for name in clocks}
-    for name, unit in clocks.items():
-        ahead, clock = unit * _AHEAD_S, before[name]
-        setattr(time, name, lambda c=clock, a=ahead: c() + a * (threading.get_ident() == thread))
+def _later(ahead_s: int, reads: list[Any]) -> Iterator[None]:
+    """Let clocks be ahead in this thread; `reads` gets those that are read, and entropy.
+
+    As float32, times a minute apart are equal. Modules, objects and closures have clocks under
+    names of their own, so they are replaced wherever they are kept.
+    """
+    thread, active = threading.get_ident(), [True]
+
+    def replaced(read: Any, unit: int) -> Any:
+        def later() -> Any:
+            if not active or threading.get_ident() != thread:
+                return read()
+            if _is_users(sys._getframe(1)):
+                reads.append(read)
+            return read() + unit * ahead_s
+
+        def drawn(*args: Any) -> Any:
+            reads.append(read)
+            return read(*args)
+
+        return later if unit else drawn
+
+    kept = [*_places(_READS)]
+    others = {read: replaced(read, unit) for read, unit in _READS.items()}
+    for keep, read in kept:
+        keep(others[read])
     try:
         yield
     finally:
-        for name, clock in before.items():
-            setattr(time, name, clock)
+        active.clear()
+        for keep, read in kept:
+            keep(read)
+
+
+def _places(functions: Mapping[Any, Any]) -> Iterator[tuple[Callable[[Any], None], Any]]:
+    """Whatever keeps one of these functions, as a call that has it keep another; and which."""
+    for where in gc.get_referrers(*functions):
+        if isinstance(where, CellType):
+            yield partial(setattr, where, "cell_contents"), where.cell_contents
+        space = where if isinstance(where, dict) else getattr(where, "__dict__", {})
+        if not isinstance(space, dict):  # that of a class can't be changed
+            continue
+        for name, value in [*space.items()]:
+            if any(value is function for function in functions):
+                yield partial(space.__setitem__, name), value
+
+
+def _is_users(frame: Any) -> bool:
+    """Whether a frame is of neither JAX nor Python's own library, which read clocks for logs."""
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package not in {"jax", "jaxlib", "shoal", *sys.stdlib_module_names}
 
 
 def _refusal(name: str, found: list[Frozen], where: str) -> TraceError:
