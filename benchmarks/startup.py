@@ -46,7 +46,7 @@ def cost_of(words: tuple[str, ...], source: Path, cache: Path) -> Cost:
         own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
         own |= {"PYTHONPATH": str(source / "src"), "JAX_COMPILATION_CACHE_DIR": str(cache)}
         own |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
-        command = [sys.executable, "-m", "shoal.cli.entry", *words]
+        command = [sys.executable, "-m", "shoal", *words]
         before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(
             command, cwd=folder, env=own, capture_output=True, text=True, check=False

@@ -3,10 +3,14 @@
 Names are loaded when first used, so that a part without JAX doesn't pay for it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # importing typing takes longer than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from shoal import algorithms, envs
     from shoal.errors import ShoalError
     from shoal.planning.cluster import Cluster, Device, Host

@@ -23,6 +23,7 @@ FORCE_AFTER_S = (
     5.0  # after the first Ctrl-C, from when on another one gives up the final checkpoint
 )
 LEAVE_GRACE_S = 1.5  # that an interrupted command has to end by itself
+DONE_GRACE_S = 10.0  # that one has in addition whose run is saved: on a busy machine it ends late
 # What is raised in these functions of libraries is printed and lost.
 _SWALLOWS = frozenset({"_xla_gc_callback"})
 
@@ -103,7 +104,7 @@ class SignalOwner:
         phase = Phase.DONE if lost else self.phase
         self.received, interrupts = on_signal(phase, self.received, number, time.monotonic())
         if interrupts:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
 
 _owner: SignalOwner | None = None
@@ -155,6 +156,8 @@ def leave_soon(owner: SignalOwner, leave: Callable[[int], None]) -> None:
                 continue
             time.sleep(LEAVE_GRACE_S)
             forced = owner.received.interrupted is not None
+            if owner.phase is Phase.DONE and not forced:
+                time.sleep(DONE_GRACE_S)
             if owner.phase is not Phase.SAVING or forced:
                 leave(owner.requested or stops[0])
 

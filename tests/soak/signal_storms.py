@@ -45,7 +45,7 @@ LONGEST_S = 240
 
 
 def command(*words):
-    return [sys.executable, "-m", "shoal.cli.entry", *map(str, words)]
+    return [sys.executable, "-m", "shoal", *map(str, words)]
 
 
 def is_reached(phase, folder):

@@ -15,7 +15,7 @@ from shoal.cli.main import main
 from shoal.runs.checkpoints import read_newest
 from shoal.runs.job import steps_per_second
 
-COMMAND = [sys.executable, "-m", "shoal.cli.entry"]
+COMMAND = [sys.executable, "-m", "shoal"]
 TINY = ["--set", "num_steps=8", "--set", "num_minibatches=2", "--envs", "4"]
 
 MINE = """

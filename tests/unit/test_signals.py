@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from shoal.runtime.execution.limit import Limit
 from shoal.signals import (
+    DONE_GRACE_S,
     FORCE_AFTER_S,
     LEAVE_GRACE_S,
     Phase,
     Received,
+    leave_soon,
     on_signal,
     owned,
     requested,
@@ -109,6 +111,56 @@ def test_a_command_ends_while_its_signals_are_handled():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0
     assert done.stdout
+
+
+STOPPED_WHILE_IT_IMPORTS = """if 1:
+    import os, signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "shoal.signals":
+                os.kill(os.getpid(), signal.SIGINT)
+    sys.meta_path.insert(0, Finder())
+    import shoal.__main__
+"""
+STOPPED_BEFORE_IT_RUNS = """if 1:
+    import os, signal
+    from shoal.cli import entry
+    entry._exit_code = lambda owner: os.kill(os.getpid(), signal.SIGTERM)
+    entry.entry()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [(STOPPED_WHILE_IT_IMPORTS, signal.SIGINT), (STOPPED_BEFORE_IT_RUNS, signal.SIGTERM)],
+)
+def test_a_command_that_is_stopped_while_it_starts_ends_without_a_word(code, number):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("is_saved", "seconds"), [(False, LEAVE_GRACE_S), (True, LEAVE_GRACE_S + DONE_GRACE_S)]
+)
+def test_a_saved_run_has_time_to_report_before_the_command_is_left(monkeypatch, is_saved, seconds):
+    slept, left = [], threading.Event()
+    with owned() as owner:
+        monkeypatch.setattr("shoal.signals.time.sleep", slept.append)
+        before = signal.set_wakeup_fd(-1)
+        try:
+            leave_soon(owner, lambda _: left.set())
+            if is_saved:
+                with owner.job(), owner.saving():
+                    pass
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            assert left.wait(60)
+        finally:
+            signal.set_wakeup_fd(before)
+    assert sum(slept) == seconds
 
 
 def test_only_the_main_thread_receives_signals():

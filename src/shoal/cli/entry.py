@@ -2,9 +2,10 @@
 
 import atexit
 import os
+import signal
 import sys
 
-from shoal.signals import end_at_once, leave_soon, owned
+from shoal.signals import SignalOwner, end_at_once, leave_soon, owned
 
 SIGNALLED = 128  # and the signal's number: the exit code of a command that was stopped
 
@@ -13,25 +14,29 @@ def entry() -> None:
     """Run the command; stopped with nothing to save, it ends soon, even while compiling."""
     codes: list[int] = []
     atexit.register(_end, codes)  # before all others, so that it runs after them
-    with owned() as owner:
-        leave_soon(owner, _leave)
-        try:
-            from shoal.cli.main import main
+    try:
+        with owned() as owner:
+            codes.append(_exit_code(owner))
+            end_at_once(codes[0])
+    except KeyboardInterrupt as stop:  # just before or after that
+        codes.append(SIGNALLED + (stop.args or (signal.SIGINT,))[0])
+    if codes[0] > SIGNALLED:  # compiling threads and the like could hold up the interpreter
+        _end(codes)
+    sys.exit(codes[0])
 
-            code = main()
-        except BaseException:  # imports may have turned the interrupt into any exception
-            if not owner.requested:
-                raise
-            code = SIGNALLED + owner.requested
-        if code > SIGNALLED and owner.requested:
-            code = SIGNALLED + owner.requested
-        end_at_once(code)
-        codes.append(code)
-        if code > SIGNALLED:  # compiling threads and the like could hold up the interpreter
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        sys.exit(code)
+
+def _exit_code(owner: SignalOwner) -> int:
+    """Run the command; its exit code, or 128 and the signal that stopped it."""
+    try:
+        leave_soon(owner, _leave)
+        from shoal.cli.main import main
+
+        code = main()
+    except BaseException:  # imports may have turned the interrupt into any exception
+        if not owner.requested:
+            raise
+        code = SIGNALLED + owner.requested
+    return SIGNALLED + owner.requested if code > SIGNALLED and owner.requested else code
 
 
 def _end(codes: list[int]) -> None:
@@ -50,7 +55,3 @@ def _leave(number: int) -> None:
             mark()
     finally:
         os._exit(SIGNALLED + number)
-
-
-if __name__ == "__main__":
-    entry()
