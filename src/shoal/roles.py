@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.errors import CutError
-from shoal.graph.ir import Graph, nested_stages
+from shoal.graph.ir import Graph, Stage, loops, nested_stages
+from shoal.planning.homes import Sites
+from shoal.planning.plan import Plan
 from shoal.planning.policy import ROLE_ENV, DistributionPolicy
 
 NAMED = "env"  # the default name of such a stage
@@ -57,3 +59,16 @@ def _none_there(graph: Graph, distribution: DistributionPolicy, fragment: str) -
         'Mark yours with @shoal.stage(per="env", role="env"), or use a distribution policy that '
         f"needs none, such as fused or multi_learner. Stages: {known}.",
     )
+
+
+def steps_a_tick(plan: Plan) -> int:
+    """How many steps all environments that a tick learns from make in it."""
+    return env_steps_a_tick(plan.graph) * plan.seen
+
+
+def env_steps_a_tick(graph: Graph) -> int:
+    """How many steps each environment makes in a tick."""
+    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
+    stepping = environment_stages(graph)
+    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage in stepping]
+    return sum(sites.times[n.writes[0]] for n in stages)

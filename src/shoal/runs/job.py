@@ -20,10 +20,9 @@ from shoal import __version__
 from shoal.algorithms.evaluated import Evaluated
 from shoal.envs.fresh import restart_hosts
 from shoal.errors import LostError, NotFiniteError
-from shoal.graph.ir import Graph, Stage, loops
-from shoal.planning.homes import Sites
+from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
-from shoal.roles import environment_stages
+from shoal.roles import steps_a_tick
 from shoal.runs.agent import Agent
 from shoal.runs.callbacks import Callbacks
 from shoal.runs.checkpoints import Checkpoints, ticks_in
@@ -526,16 +525,3 @@ def environments_closed() -> Iterator[None]:
     finally:
         if host := sys.modules.get("shoal.envs.host"):
             host.close_all()
-
-
-def steps_a_tick(drawn: Plan) -> int:
-    """How many steps all environments that a tick learns from make in it."""
-    return env_steps_a_tick(drawn.graph) * drawn.seen
-
-
-def env_steps_a_tick(graph: Graph) -> int:
-    """How many steps each environment makes in a tick."""
-    sites = Sites(graph, frozenset(loop.name for loop in loops(graph)))
-    stepping = environment_stages(graph)
-    stages = [n for n in sites.nodes.values() if isinstance(n, Stage) and n.stage in stepping]
-    return sum(sites.times[n.writes[0]] for n in stages)

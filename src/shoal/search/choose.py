@@ -1,0 +1,266 @@
+"""Chooses the plan with the most steps a second, and says why it, and what would be faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shoal.errors import SettingError
+from shoal.graph.ir import Graph
+from shoal.planning.cluster import Cluster
+from shoal.planning.plan import Plan
+from shoal.runtime.cluster.machine import this_machine
+from shoal.runtime.run import run
+from shoal.search.calibrate import measured
+from shoal.search.candidates import Candidate, Goal, candidates, changes
+from shoal.search.kept import machine_profile
+from shoal.simulation.estimate import Estimate, estimate
+from shoal.simulation.profile import Profile
+from shoal.simulation.script import Scripts, Unmeasured
+
+MARGIN = 1.05  # what is simpler is taken, unless another is faster by as much
+START_S = {"threads": 0.0, "processes": 4.0, "ray": 10.0}  # to start workers
+SECONDS = 0.6  # of running each plan that is measured
+HALVING = ((4, 0.7), (2, 2.0))  # the best few run for so many seconds, then fewer for longer
+SHOWN = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate with its estimate; `rate` is what was measured, if it was run."""
+
+    candidate: Candidate
+    estimate: Estimate
+    rate: float | None = None
+
+    @property
+    def steps_per_second(self) -> float:
+        """What was measured, or else estimated."""
+        return self.rate or self.estimate.steps_per_second
+
+    def seconds(self, goal: Goal) -> float:
+        """What is compared: of a whole run of known length, or of a single step."""
+        if goal.ticks is None:
+            return 1 / self.steps_per_second
+        tick = self.estimate.steps / self.steps_per_second
+        return START_S[self.candidate.backend] + goal.ticks * tick
+
+    def __str__(self) -> str:
+        how = "measured" if self.rate else "estimated"
+        limit = self.estimate.bottleneck
+        return f"{self.candidate.name}: {self.steps_per_second:,.0f} steps/s {how}; limit: {limit}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, and what was considered; `unmeasured` could not be estimated, or win, by its bound."""
+
+    best: Ranked
+    runners_up: tuple[Ranked, ...]
+    reasons: tuple[str, ...]
+    counterfactuals: tuple[str, ...]
+    profile: Profile
+    unmeasured: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.best.candidate.plan
+
+    @property
+    def backend(self) -> str:
+        """The backend that it is to run on."""
+        return self.best.candidate.backend
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the plan would do."""
+        return self.best.estimate
+
+    def __str__(self) -> str:
+        parts = [f"Chosen: {self.best}", *self.reasons]
+        if self.runners_up:
+            parts += ["Runners-up:", *(f"  {one}" for one in self.runners_up)]
+        if self.counterfactuals:
+            parts += ["What would change it:", *(f"  {line}" for line in self.counterfactuals)]
+        return "\n".join(parts)
+
+
+def choose(
+    graph: Graph,
+    cluster: Cluster | None = None,
+    profile: Profile | None = None,
+    goal: Goal | None = None,
+) -> Choice:
+    """The plan of `graph` on `cluster`, or on this machine, that best meets `goal`, and why.
+
+    Without a profile, the parts of the loop are measured here first, for some seconds.
+    """
+    cluster, goal = cluster or this_machine(), goal or Goal()
+    if profile is None:
+        profile = calibrated(graph, cluster, goal)
+    found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
+    ranked, missing = ranking(found, profile, goal)
+    if not ranked:
+        raise SettingError(
+            f"none of {len(found)} plans can be estimated from this profile",
+            "Measure again: leave the profile out.",
+        )
+    best = _simplest(ranked, goal)
+    rate = best.steps_per_second
+    if rate < goal.at_least:
+        raise SettingError(
+            f"no plan makes {goal.at_least:,.0f} steps/s here: the best, {best.candidate.name}, "
+            f"makes {rate:,.0f}, {1 - rate / goal.at_least:.0%} less",
+            "Ask for less, allow max_lag or more environments, or use a larger cluster.",
+        )
+    others = tuple(r for r in ranked if r is not best)[:SHOWN]
+    reasons = tuple(_reasons(best, others, goal))
+    counter = tuple(counterfactuals(graph, cluster, profile, goal, best))
+    return Choice(best, others, reasons, counter, profile, tuple(c.name for c in missing))
+
+
+def graphs(graph: Graph, goal: Goal) -> Iterator[Graph]:
+    """The loop with each number of environments that the goal allows: powers of 2 between."""
+    if goal.envs is None:
+        yield graph
+        return
+    least, most = goal.envs
+    sizes = {least, most} | {1 << i for i in range(most.bit_length()) if least <= 1 << i <= most}
+    for envs in sorted(sizes):
+        yield graph.origin.annotated(envs)
+
+
+def ranking(
+    found: Iterable[Candidate], profile: Profile, goal: Goal
+) -> tuple[list[Ranked], list[Candidate]]:
+    """Candidates by what they would do, the best first; and those that the profile can't say."""
+    ranked, missing = [], []
+    for candidate in found:
+        try:
+            guess = estimate(Scripts(candidate.plan, profile, candidate.backend))
+            ranked.append(Ranked(candidate, guess))
+        except Unmeasured:
+            missing.append(candidate)
+    return sorted(ranked, key=lambda one: one.seconds(goal)), missing
+
+
+def _simplest(ranked: Sequence[Ranked], goal: Goal) -> Ranked:
+    """The best, or a simpler one that is as good within the margin."""
+    least = ranked[0].seconds(goal)
+    near = [r for r in ranked if r.seconds(goal) <= MARGIN * least]
+    return min(near, key=lambda r: (_size(r.candidate.plan), r.seconds(goal)))
+
+
+def _size(plan: Plan) -> tuple[int, int]:
+    return len(plan.distribution.fragments), sum(f.most for f in plan.distribution.fragments)
+
+
+def _reasons(best: Ranked, others: Sequence[Ranked], goal: Goal) -> Iterator[str]:
+    if others:
+        ahead = best.steps_per_second / others[0].steps_per_second
+        yield f"Next is {others[0].candidate.name}, at {1 / ahead:.0%} of that."
+    if found := changes(best.candidate.plan):
+        yield f"It changes what is learnt, as you allowed: {'; '.join(found)}."
+    if goal.envs is not None:
+        yield f"It has {best.candidate.plan.graph.envs} environments; their number changes learning."
+    elif not found:
+        yield "The numbers stay those of the loop."
+
+
+# Measuring
+
+
+def calibrated(
+    graph: Graph, cluster: Cluster, goal: Goal, profile: Profile | None = None, say: Say = len
+) -> Profile:
+    """A profile that says what the best candidates cost; what can't win isn't measured.
+
+    It stops where measuring one more candidate would take longer than a run can win by it.
+    """
+    known = profile or machine_profile(graph, cluster, goal.backends, say)
+    found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
+    longest, tried = 0.0, set[int]()
+    while (chosen := _next(found, known, goal, longest, tried)) is not None:
+        tried.add(id(chosen.plan))
+        say(f"measuring {chosen.name}")
+        began = time.perf_counter()
+        known = known.joined(measured(chosen.plan, SECONDS))
+        longest = max(longest, time.perf_counter() - began)
+    return known
+
+
+def _next(
+    found: Sequence[Candidate], known: Profile, goal: Goal, longest: float, tried: set[int]
+) -> Candidate | None:
+    """The unmeasured candidate with the highest bound, if it could win more than it costs."""
+    ranked, _ = ranking(found, known, goal)
+    best = ranked[0].seconds(goal) if ranked else float("inf")
+    open_ = [c for c in found if id(c.plan) not in tried]
+    if not ranked:
+        return open_[0] if open_ else None
+    bounds = []
+    for candidate in open_:
+        scripts = Scripts(candidate.plan, known, candidate.backend, is_bound=True)
+        bound = Ranked(candidate, estimate(scripts)).seconds(goal)
+        wins = bound * MARGIN < best and (goal.ticks is None or best - bound > longest)
+        if wins and not _is_known(candidate, known):
+            bounds.append((bound, len(bounds), candidate))
+    return min(bounds)[2] if bounds else None
+
+
+def _is_known(candidate: Candidate, known: Profile) -> bool:
+    """Whether every part was measured at the very size."""
+    scripts = Scripts(candidate.plan, known, candidate.backend)
+    return scripts.is_measured
+
+
+def halved(choice: Choice, goal: Goal, say: Say = len) -> Choice:
+    """The choice after running the best few candidates, and fewer of them for longer."""
+    left = [choice.best, *choice.runners_up]
+    rest: list[Ranked] = []
+    for count, seconds in HALVING:
+        ran = [replace(r, rate=rate_of(r, seconds, say)) for r in left[:count]]
+        rest = [*left[count:], *rest]
+        left = sorted(ran, key=lambda r: r.seconds(goal))
+    best = _simplest(left, goal)
+    others = tuple(r for r in (*left, *rest) if r is not best)
+    ran = [r for r in others if r.rate]
+    return replace(choice, best=best, runners_up=others, reasons=tuple(_reasons(best, ran, goal)))
+
+
+def rate_of(ranked: Ranked, seconds: float, say: Say = len) -> float:
+    """Steps a second of a candidate that is run for some seconds."""
+    say(f"running {ranked.candidate.name}")
+    ticks = 2 + max(2, int(seconds / ranked.estimate.tick_seconds))
+    done = run(ranked.candidate.plan, ranked.candidate.backend, ticks=ticks)
+    return ranked.estimate.steps * (done.ticks - 1) / max(done.seconds, 1e-6)
+
+
+# What would change it
+
+
+def counterfactuals(
+    graph: Graph, cluster: Cluster, profile: Profile, goal: Goal, best: Ranked
+) -> Iterator[str]:
+    """What one more core, one tick of lag, or twice the environments would bring."""
+    now = best.steps_per_second
+    tried = [
+        ("max_lag=1", replace(goal, max_lag=goal.max_lag + 1), cluster, graph,
+         ", and changes what is learnt"),
+        ("half the cores", goal, _with_cores(cluster, 1, 2), graph, ""),
+        ("twice the cores", goal, _with_cores(cluster, 2, 1), graph, ""),
+    ]  # fmt: skip
+    for what, wanted, where, loop, effect in tried:
+        ranked, _ = ranking(candidates(loop, where, wanted), profile, replace(wanted, ticks=None))
+        if ranked:
+            ratio = ranked[0].estimate.steps_per_second / best.estimate.steps_per_second
+            yield f"{what}: {ratio - 1:+.0%} ({ranked[0].candidate.name}){effect}"
+    del now
+
+
+def _with_cores(cluster: Cluster, times: int, over: int) -> Cluster:
+    hosts = tuple(replace(h, cpus=max(1, h.cpus * times // over)) for h in cluster.hosts)
+    return replace(cluster, hosts=hosts)
