@@ -19,6 +19,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Most of the time goes to compiling programs that run for milliseconds. `make test-slow` and the
 # other long suites compile them as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# What a run is distributed like must not depend on how fast this machine is today.
+os.environ.setdefault("SHOAL_AUTO", "off")
 # Runs that tests make with their own code are recorded as the user's here, not in the home folder.
 os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "state")
 

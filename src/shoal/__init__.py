@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from shoal.runs.saved_plans import load_plan, save_plan
     from shoal.runs.training import plan, train, verify
     from shoal.runtime.run import run
+    from shoal.search.candidates import Goal
+    from shoal.search.choose import choose
+    from shoal.simulation.profile import Profile
     from shoal.tracing.agree import (
         gather,
         max,
@@ -68,11 +71,13 @@ _HOMES = {
     "Device": "shoal.planning.cluster",
     "DistributionPolicy": "shoal.planning.policy",
     "Fragment": "shoal.planning.policy",
+    "Goal": "shoal.search.candidates",
     "Host": "shoal.planning.cluster",
     "Latest": "shoal.planning.policy",
     "Lockstep": "shoal.planning.policy",
     "Packed": "shoal.planning.policy",
     "PER_BATCH": "shoal.planning.policy",
+    "Profile": "shoal.simulation.profile",
     "PER_ENV": "shoal.planning.policy",
     "ROLE_ENV": "shoal.planning.policy",
     "STOP": "shoal.runs.callbacks",
@@ -85,6 +90,7 @@ _HOMES = {
     "central": "shoal.planning.policies",
     "decoupled": "shoal.planning.policies",
     "environments": "shoal.planning.policies",
+    "choose": "shoal.search.choose",
     "fused": "shoal.planning.policies",
     "gather": "shoal.tracing.agree",
     "host": "shoal.tracing.stage",
@@ -124,10 +130,12 @@ __all__ = [
     "Device",
     "DistributionPolicy",
     "Fragment",
+    "Goal",
     "Host",
     "Latest",
     "Lockstep",
     "Packed",
+    "Profile",
     "Queue",
     "Serve",
     "ShoalError",
@@ -135,6 +143,7 @@ __all__ = [
     "algorithms",
     "ape_x",
     "central",
+    "choose",
     "decoupled",
     "environments",
     "envs",

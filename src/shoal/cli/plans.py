@@ -8,19 +8,23 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from rich.console import Console
+
 from shoal.cli.files import check_file, write_text
+from shoal.cli.flags import replicas
 from shoal.compile_cache import use_compile_cache
 from shoal.envs.registry import FAMILIES
 from shoal.errors import SettingError, printable
 from shoal.pages import graph_page, plan_page
 from shoal.planning.plan import Plan
+from shoal.runs.choosing import ChoiceOptions
 from shoal.runs.making import FILE, Job, default_distribution, make_job
 from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
 from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runs.sources import with_sources
-from shoal.runs.training import chosen_distribution, draw, verified
+from shoal.runs.training import chosen_distribution, chosen_plan, draw, verified
 from shoal.runs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
 from shoal.runtime.debug.record import record as recorded
@@ -29,10 +33,12 @@ from shoal.runtime.execution.executors import kernel_parts
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.run import fresh_start
 from shoal.runtime.run import run as run_plan
-from shoal.shapes import Count, Seed, ShapeError, misfit
+from shoal.search.candidates import Goal
+from shoal.shapes import Between, Count, Index, Seed, ShapeError, misfit
 from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
+CHOICE = "Choosing"
 OUTPUT, FORMATS = "Output", (".txt", ".json", ".html")
 OUT = Doc("write a .txt, .json or .html file instead", OUTPUT, "FILE")
 
@@ -49,6 +55,21 @@ class GraphOptions(LoopOptions):
 class PlanOptions(LoopOptions):
     """The options of `shoal plan`."""
 
+    auto: Annotated[bool, Doc("choose the fastest plan, and show what was considered", CHOICE)] = (
+        False
+    )
+    cluster: Annotated[Path | None, Doc("of these hosts (TOML)", CHOICE, "FILE", "this one")] = None
+    profile: Annotated[
+        Path | None, Doc("what the loop's parts cost", CHOICE, "FILE", "measured")
+    ] = None
+    measure: Annotated[bool, Doc("run the best few for seconds, too", CHOICE)] = False
+    allow_lag: Annotated[Index, Doc("ticks of lag; changes learning", CHOICE, "N", "0")] = 0
+    allow_envs: Annotated[
+        str | None, Doc("environments, such as 64-4096; changes learning", CHOICE, "N-M")
+    ] = None
+    at_least: Annotated[
+        float, Between(0, 1e15), Doc("steps/s that there must be", CHOICE, "STEPS", "0")
+    ] = 0.0
     out: Annotated[Path | None, OUT] = None
     save: Annotated[Path | None, Doc("also write a file for shoal run", OUTPUT, "FILE")] = None
 
@@ -111,11 +132,27 @@ def plan(options: PlanOptions) -> int:
     """Print how a loop would run."""
     check_file(options.out, *FORMATS)
     check_file(options.save)
-    drawn, _ = _drawn(options)
+    drawn = _chosen(options) if options.auto else _drawn(options)[0]
     if options.save is not None:
         save_plan(drawn, options.save)
     text = "\n".join([str(drawn), *map(str, kernel_parts(drawn))])
     return _show(options.out, text, drawn.to_json(), lambda data: plan_page(with_sources(data)))
+
+
+def _chosen(options: PlanOptions) -> Plan:
+    """The plan that `--auto` chooses, after printing the choice."""
+    with Console(stderr=True).status("measuring") as status:
+        choice = chosen_plan(options, choice_of(options), status.update)
+    print(f"{choice}\n")
+    return choice.plan
+
+
+def choice_of(options: PlanOptions) -> ChoiceOptions:
+    """What the options say of a choice."""
+    envs = replicas(options.allow_envs) if options.allow_envs else None
+    between = (envs, envs) if isinstance(envs, int) else envs
+    goal = Goal(options.allow_lag, between, at_least=options.at_least)
+    return ChoiceOptions(options.cluster, options.profile, goal, measure=options.measure)
 
 
 def verify(options: VerifyOptions) -> int:

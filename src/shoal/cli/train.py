@@ -13,9 +13,11 @@ from rich.console import Console
 
 from shoal.cli.files import run_folder
 from shoal.errors import SettingError
+from shoal.planning.policy import DistributionPolicy
+from shoal.runs.choosing import AUTO
 from shoal.runs.folder import new_folder
 from shoal.runs.job import Trained
-from shoal.runs.options import LOOP, Doc, ResumeOptions, TrainOptions
+from shoal.runs.options import LOOP, PLACE, Doc, ResumeOptions, TrainOptions
 from shoal.runs.resuming import resumed
 from shoal.runs.training import trained
 
@@ -26,6 +28,10 @@ MOST_SEEDS = 1000
 class TrainSeedsOptions(TrainOptions):
     """The options of `shoal train`: those of `shoal.train`, and several seeds."""
 
+    distribute: Annotated[
+        DistributionPolicy | str | None,
+        Doc("a name (`shoal policies`), or file.py:function", PLACE, "POLICY", "auto: the fastest"),
+    ] = None
     _: KW_ONLY
     seeds: Annotated[str | None, Doc("a run for each, in a folder of their own", LOOP, "0-4")] = (
         None
@@ -72,6 +78,8 @@ def _title(options: TrainOptions) -> str:
 def train_once(options: TrainOptions) -> int:
     """Train, and print how it ended."""
     console = Console(highlight=False, soft_wrap=True)
+    if options.distribute is None:
+        options = replace(options, distribute=AUTO)
     with _waiting("tracing and planning", console) as announce:
         done = trained(replace(options, progress=True, announce=announce))
     return _show_end(done, console)
@@ -97,7 +105,7 @@ def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
     def announce(text: str) -> None:
         status.stop()
-        console.print(text + "\n", markup=False)
+        console.print(text + "\n" * ("\n\n" in text), markup=False)
 
     status.start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -16,18 +17,28 @@ from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
-from shoal.planning.policies import with_observer
+from shoal.planning.policies import fused, with_observer
 from shoal.planning.policy import DistributionPolicy
-from shoal.roles import with_roles
+from shoal.roles import steps_a_tick, with_roles
+from shoal.runs.choosing import AUTO, ChoiceOptions, automatic, choice_for, is_on
 from shoal.runs.folder import locked, new_folder
-from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, steps_a_tick
+from shoal.runs.job import (
+    Run,
+    StartPoint,
+    Trained,
+    describe,
+    environments_closed,
+    run_job,
+)
 from shoal.runs.making import Job, default_distribution, make_distribution, make_job
 from shoal.runs.options import LoopOptions, PlaceOptions, TrainOptions, VerifyOptions, takes
 from shoal.runs.records import check_metrics
 from shoal.runs.sinks.feeding import check_log
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan
+from shoal.runtime.logs import Log
 from shoal.runtime.run import BACKENDS, check_backend, check_step_timeout, fresh_start
+from shoal.search.choose import Choice
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
@@ -39,6 +50,8 @@ MOST_TICKS = 2**31 - 1
 @takes(TrainOptions)
 def train(options: TrainOptions) -> Trained:
     """Train `algorithm` on `env`, both by name or as objects; without `distribute`, fused.
+
+    With `distribute="auto"` the fastest plan here is chosen, as `shoal train` does.
 
     A loop that has no environments, or its own, has `env=None`; `envs` then is how many rows it
     has (by default its setting `envs` if there is one), and its `init` and `tick` get None.
@@ -56,6 +69,11 @@ def train(options: TrainOptions) -> Trained:
 def trained(options: TrainOptions) -> Trained:
     """As `train`, of options that are an object."""
     use_compile_cache()
+    is_auto = options.distribute == AUTO
+    if is_auto:
+        options = replace(options, distribute=None)
+    if is_auto := is_auto and is_on():
+        ensure_devices(fused(os.cpu_count() or 1))
     chosen = chosen_distribution(options)
     job = make_job(options, ticks=options.ticks, evaluate=options.evaluate)
     backend = check_backend(options.backend or BACKEND)
@@ -64,6 +82,8 @@ def trained(options: TrainOptions) -> Trained:
     drawn = draw(job, distribution, cluster)
     if options.steps:
         job, drawn = lasting_steps(job, drawn, options.steps, cluster)
+    if is_auto and cluster is None:
+        drawn, backend = fastest(job, drawn, options)
     check_step_timeout(drawn, backend, options.step_timeout)
     check_log(options.log or ())
     folder = new_folder(Path(options.folder), options.name, job.name)
@@ -71,6 +91,36 @@ def trained(options: TrainOptions) -> Trained:
         record = describe(job, drawn, {"backend": backend, "seed": options.seed}, options)
         start = StartPoint(lambda: fresh_start(drawn.graph, options.seed), {})
         return run_job(Run(job, drawn, folder, record, start), options)
+
+
+def fastest(job: Job, drawn: Plan, options: TrainOptions) -> tuple[Plan, str]:
+    """The plan and backend that are fastest here, for a job that is `drawn` in the usual way."""
+    say = options.announce or (lambda line: None)
+    bare = replace(job, algorithm=job.trained)
+    plain = drawn if bare.algorithm is job.algorithm else draw(bare, default_distribution(job.env))
+    with environments_closed():
+        found = automatic(plain, job.ticks, options.backend, say)
+    if found.why:
+        say(found.why)
+    if found.distribution == plain.distribution:
+        return drawn, found.backend
+    return draw(job, beside_evaluation(job, found.distribution)), found.backend
+
+
+def chosen_plan(options: LoopOptions, how: ChoiceOptions, say: Log) -> Choice:
+    """The choice of a plan for the loop of the options, which name no distribution policy."""
+    use_compile_cache()
+    if options.distribute is not None:
+        raise SettingError(
+            f"--auto chooses a distribution policy, and {options.distribute} is given",
+            "Leave one of them out.",
+        )
+    ensure_devices(fused(os.cpu_count() or 1))
+    chosen_distribution(options)
+    job = make_job(options)
+    drawn = draw(job, default_distribution(job.env))
+    with environments_closed():
+        return choice_for(drawn.graph, drawn.cluster, how, say)
 
 
 @takes(VerifyOptions)

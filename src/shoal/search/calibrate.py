@@ -26,7 +26,7 @@ from shoal.runtime.execution.scheduler import Scheduler
 from shoal.runtime.execution.snapshot import lagged
 from shoal.runtime.run import fresh_start
 from shoal.simulation.profile import LEVELS, Point
-from shoal.simulation.script import Scripts, message_name, rows_of, segment_name
+from shoal.simulation.script import key_of, message_name, rows_of, segment_name
 
 Notes = dict[tuple[str, int], list[list[tuple[float, float]]]]
 LEAST_TICKS, MOST_REPEATS = 3, 200
@@ -43,7 +43,7 @@ def measured(plan: Plan, seconds: float) -> dict[str, list[Point]]:
 
 
 def _of_one_program(plan: Plan, program: Program, seconds: float) -> dict[str, list[Point]]:
-    """The cost of a tick of a plan that is one program, with as many ticks a call as it runs with."""
+    """The cost of a tick of a plan that is one program, with many ticks a call as it runs."""
     segments = segments_of(plan, program.fragment)
     values = fresh_start(plan.graph, 0).values
 
@@ -69,7 +69,7 @@ def _of_one_program(plan: Plan, program: Program, seconds: float) -> dict[str, l
     (segment,) = program.operations
     assert isinstance(segment, Segment)
     name = segment_name(plan, segment)
-    key = Scripts(plan, None).key(name, program.fragment)  # type: ignore[arg-type]
+    key = key_of(plan, name, program.fragment)
     return {key: [_point(rows_of(plan, program.fragment), [[pair] for pair in found])]}
 
 
@@ -97,7 +97,7 @@ def _of_fragments(plan: Plan, programs: list[Program], seconds: float) -> dict[s
     scheduler = Scheduler(runners, channels, None, None, _run_many(executors.values()))
     until, ticks = 0.0, 0
     while ticks <= LEAST_TICKS or (time.perf_counter() < until and ticks < MOST_REPEATS):
-        scheduler.run(OneTick(limit, start.tick + ticks))
+        scheduler.run(OneTick(limit, start.tick + ticks))  # type: ignore[arg-type]
         if ticks == 0:  # it compiled, and opened environments
             until = time.perf_counter() + seconds
             clock.notes.clear()
@@ -168,7 +168,9 @@ def _point(size: int, ticks: list[list[tuple[float, float]]]) -> Point:
     best, used = min(means)
     every = [s for t in ticks for s, _ in t]
     levels = np.quantile(every, LEVELS) / max(best, 1e-9)
-    return Point(size, best, max(0.1, round(used / max(best, 1e-9), 3)), tuple(map(float, levels.round(3))))
+    return Point(
+        size, best, max(0.1, round(used / max(best, 1e-9), 3)), tuple(map(float, levels.round(3)))
+    )
 
 
 class Timed:
@@ -179,7 +181,9 @@ class Timed:
         self._names: dict[int, str] = {}
         self._messages = {c.name: message_name(c) for c in clock.plan.channels}
         spec: FragmentSpec = executor.spec
-        tasks = {node: replace(t, call=self._timed(t.stage, t.call)) for node, t in spec.tasks.items()}
+        tasks = {
+            node: replace(t, call=self._timed(t.stage, t.call)) for node, t in spec.tasks.items()
+        }
         self.spec = replace(spec, tasks=tasks)
         self._size = rows_of(clock.plan, spec.name)
 
@@ -202,7 +206,7 @@ class Timed:
         if id(segment) not in self._names:
             plan = self._clock.plan
             name = segment_name(plan, segment)
-            self._names[id(segment)] = Scripts(plan, None).key(name, self.spec.name)  # type: ignore[arg-type]
+            self._names[id(segment)] = key_of(plan, name, self.spec.name)
         return self._names[id(segment)]
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
@@ -291,6 +295,10 @@ class Quiet:
         """Record nothing."""
 
 
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
 def dispatch_seconds() -> float:
     """The least that a call of a compiled program takes, with a few small arrays."""
     step = jax.jit(lambda *xs: [x + 1 for x in xs])
@@ -300,5 +308,3 @@ def dispatch_seconds() -> float:
         xs = jax.block_until_ready(step(*xs))
         best = min(best, time.perf_counter() - began)
     return best
-
-

@@ -59,7 +59,7 @@ class Candidate:
 def candidates(graph: Graph, cluster: Cluster, goal: Goal) -> list[Candidate]:
     """Every candidate for a graph that fits the cluster and the goal, the simplest first."""
     found: list[Candidate] = []
-    for title, distribution in _named(graph, cluster, goal):
+    for title, distribution in named(graph, cluster, goal):
         try:
             plan = make_plan(graph, with_roles(graph, distribution), cluster)
         except ShoalError:
@@ -74,8 +74,10 @@ def candidates(graph: Graph, cluster: Cluster, goal: Goal) -> list[Candidate]:
 
 def changes(plan: Plan) -> list[str]:
     """Why a plan's numbers differ from the loop's; empty if they are the same."""
-    found = [f"`{c.reader}` reads what `{c.writer}` made {c.flow.lag} ticks ago"
-             for c in plan.channels if lag_of(c.flow) for _ in (0,)]  # type: ignore[union-attr]  # fmt: skip
+    found = [
+        f"`{c.reader}` reads what `{c.writer}` made {lag} {'tick' if lag == 1 else 'ticks'} ago"
+        for c in plan.channels if (lag := lag_of(c.flow))
+    ]  # fmt: skip
     late = [c for c in plan.channels if isinstance(c.flow, Latest) and c.flow.max_lag != 0]
     found += [f"`{c.reader}` reads the newest values of `{c.writer}`" for c in late
               if c.reader not in plan.observers]  # fmt: skip
@@ -90,44 +92,49 @@ def _backends(plan: Plan, goal: Goal) -> Iterable[str]:
         return REMOTE
     if len(plan.distribution.fragments) == 1:
         return goal.backends[:1]
-    return goal.backends
+    # Replicas that agree tick by tick do so far slower in processes than inside one.
+    agree = any(plan.one_program(f.name) for f in plan.distribution.fragments)
+    return [b for b in goal.backends if not (agree and b == "processes")]
 
 
 def counts(graph: Graph, most: int) -> list[int]:
-    """Numbers of replicas worth a look: powers of 2, and nearly all, that divide the environments."""
+    """Numbers of replicas worth a look that divide the environments: powers of 2, nearly all."""
     tried = {1 << i for i in range(most.bit_length())} | {most, most - 1, most - 2, most * 3 // 4}
     return sorted(n for n in tried if 1 <= n <= most and graph.envs % n == 0)
 
 
-def _named(graph: Graph, cluster: Cluster, goal: Goal) -> Iterator[tuple[str, DistributionPolicy]]:
-    cores = sum(host.cpus for host in cluster.hosts)
+def named(graph: Graph, cluster: Cluster, goal: Goal) -> Iterator[tuple[str, DistributionPolicy]]:
+    """The named distribution policies with counts that may fit, as they are called in Python."""
     kind = "gpu" if cluster.places("gpu") else "cpu"
-    several, devices = len(cluster.hosts) > 1, len(cluster.places(kind))
-    replicas, lags = counts(graph, cores), range(goal.max_lag + 1)
-    for n in counts(graph, devices):
-        if not several:
-            yield f"fused(devices={n})", policies.fused(n)
-        elif n > 1:
-            yield f"multi_learner(learners={n})", policies.multi_learner(n)
-    for lag in lags:
-        late = f", lag={lag}" if lag else ""
-        for n in replicas:
-            coarse = policies.single_learner_coarse(n, lag)
-            yield f"single_learner_coarse(actors={n}{late})", coarse
-            yield f"ape_x(actors={n}{late})", policies.ape_x(n, lag)
-            yield f"decoupled(envs={n}{late})", policies.decoupled(n, lag=lag)
-            for ring in RINGS:
-                title = f"decoupled(envs={n}{late}, ring={ring})"
-                yield title, policies.decoupled(n, lag=lag, ring=ring)
-        for n in counts(graph, devices):
+    devices = counts(graph, len(cluster.places(kind)))
+    replicas = counts(graph, sum(host.cpus for host in cluster.hosts))
+    whole = policies.fused if len(cluster.hosts) == 1 else policies.multi_learner
+    said = "devices" if whole is policies.fused else "learners"
+    yield from ((f"{whole.__name__}({said}={n})", whole(n)) for n in devices)
+    for lag in range(goal.max_lag + 1):
+        yield from _apart(replicas, lag)
+        for n in devices[1:]:
             title = f"sebulba(actor_devices={n}, learner_devices={n}, lag={lag})"
             yield title, policies.sebulba(n, n, lag)
     for n in replicas:
+        yield f"central(workers={n})", policies.central(n)
         yield f"single_learner_fine(envs={n})", policies.single_learner_fine(n)
         for ring in RINGS:
             title = f"single_learner_fine(envs={n}, ring={ring})"
             yield title, policies.single_learner_fine(n, ring)
-        yield f"central(workers={n})", policies.central(n)
         if goal.max_lag and n > 1:
             title = f"impala(actors={n}, max_lag={goal.max_lag})"
             yield title, policies.impala(n, max_lag=goal.max_lag)
+
+
+def _apart(replicas: Iterable[int], lag: int) -> Iterator[tuple[str, DistributionPolicy]]:
+    """Policies with a learner apart, whose parameters may be late."""
+    late = f", lag={lag}" if lag else ""
+    for n in replicas:
+        coarse = policies.single_learner_coarse(n, lag)
+        yield f"single_learner_coarse(actors={n}{late})", coarse
+        yield f"ape_x(actors={n}{late})", policies.ape_x(n, lag)
+        yield f"decoupled(envs={n}{late})", policies.decoupled(n, lag=lag)
+        for ring in RINGS:
+            title = f"decoupled(envs={n}{late}, ring={ring})"
+            yield title, policies.decoupled(n, lag=lag, ring=ring)

@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.errors import SettingError
+from shoal.errors import SettingError, ShoalError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
+from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
+from shoal.planning.policies import fused
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.run import run
-from shoal.search.calibrate import measured
+from shoal.search.calibrate import measured, quiet
 from shoal.search.candidates import Candidate, Goal, candidates, changes
-from shoal.search.kept import machine_profile
+from shoal.search.kept import keep, machine_profile
 from shoal.simulation.estimate import Estimate, estimate
 from shoal.simulation.profile import Profile
 from shoal.simulation.script import Scripts, Unmeasured
@@ -24,6 +26,8 @@ START_S = {"threads": 0.0, "processes": 4.0, "ray": 10.0}  # to start workers
 SECONDS = 0.6  # of running each plan that is measured
 HALVING = ((4, 0.7), (2, 2.0))  # the best few run for so many seconds, then fewer for longer
 SHOWN = 4
+BUDGET_S, SHORT_BUDGET_S = 60.0, 15.0  # after which no further plan is measured; of a given run
+CLOSE, CONTENDERS = 1.3, 3  # plans this close to the best are measured again, so many of them
 Say = Callable[[str], None]
 
 
@@ -55,7 +59,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and what was considered; `unmeasured` could not be estimated, or win, by its bound."""
+    """A plan, and what was considered; the profile lacks what `unmeasured` candidates cost."""
 
     best: Ranked
     runners_up: tuple[Ranked, ...]
@@ -101,12 +105,20 @@ def choose(
     cluster, goal = cluster or this_machine(), goal or Goal()
     if profile is None:
         profile = calibrated(graph, cluster, goal)
+    choice = chosen(graph, cluster, profile, goal)
+    return replace(choice, counterfactuals=tuple(counterfactuals(graph, cluster, goal, choice)))
+
+
+def chosen(graph: Graph, cluster: Cluster, profile: Profile, goal: Goal) -> Choice:
+    """As `choose`, of a profile that is there, and without counterfactuals."""
     found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
+    if not found:
+        raise _nothing_fits(graph, cluster, goal)
     ranked, missing = ranking(found, profile, goal)
     if not ranked:
         raise SettingError(
-            f"none of {len(found)} plans can be estimated from this profile",
-            "Measure again: leave the profile out.",
+            f"the profile can't estimate any of the {len(found)} plans that this cluster allows",
+            "Measure on such a machine, and give that profile: shoal plan ... --auto --profile.",
         )
     best = _simplest(ranked, goal)
     rate = best.steps_per_second
@@ -114,12 +126,23 @@ def choose(
         raise SettingError(
             f"no plan makes {goal.at_least:,.0f} steps/s here: the best, {best.candidate.name}, "
             f"makes {rate:,.0f}, {1 - rate / goal.at_least:.0%} less",
-            "Ask for less, allow max_lag or more environments, or use a larger cluster.",
+            "Ask for less, allow a lag or more environments, or use a larger cluster.",
         )
     others = tuple(r for r in ranked if r is not best)[:SHOWN]
     reasons = tuple(_reasons(best, others, goal))
-    counter = tuple(counterfactuals(graph, cluster, profile, goal, best))
-    return Choice(best, others, reasons, counter, profile, tuple(c.name for c in missing))
+    return Choice(best, others, reasons, (), profile, tuple(c.name for c in missing))
+
+
+def _nothing_fits(graph: Graph, cluster: Cluster, goal: Goal) -> ShoalError:
+    """Why there is no candidate: what the laws say of the simplest one."""
+    try:
+        make_plan(graph, fused(), cluster)
+    except ShoalError as error:
+        return error
+    return SettingError(
+        f"no plan keeps a lag of at most {goal.max_lag} ticks on this cluster",
+        "Allow a lag, or name a distribution policy.",
+    )
 
 
 def graphs(graph: Graph, goal: Goal) -> Iterator[Graph]:
@@ -165,7 +188,7 @@ def _reasons(best: Ranked, others: Sequence[Ranked], goal: Goal) -> Iterator[str
     if found := changes(best.candidate.plan):
         yield f"It changes what is learnt, as you allowed: {'; '.join(found)}."
     if goal.envs is not None:
-        yield f"It has {best.candidate.plan.graph.envs} environments; their number changes learning."
+        yield f"It has {best.candidate.plan.graph.envs} environments, which changes learning too."
     elif not found:
         yield "The numbers stay those of the loop."
 
@@ -174,50 +197,55 @@ def _reasons(best: Ranked, others: Sequence[Ranked], goal: Goal) -> Iterator[str
 
 
 def calibrated(
-    graph: Graph, cluster: Cluster, goal: Goal, profile: Profile | None = None, say: Say = len
+    graph: Graph, cluster: Cluster, goal: Goal, profile: Profile | None = None, say: Say = quiet
 ) -> Profile:
-    """A profile that says what the best candidates cost; what can't win isn't measured.
+    """A profile that says what the best candidates cost, kept for later; no loser is measured.
 
-    It stops where measuring one more candidate would take longer than a run can win by it.
+    It stops when its time is over, or where measuring one more candidate would take longer than a
+    run can win by it. Those that are close are measured again in turn: the machine may be busy.
     """
-    known = profile or machine_profile(graph, cluster, goal.backends, say)
+    known = machine_profile(graph, cluster, goal.backends, say)
+    known = known if profile is None else replace(profile, messages=known.messages)
     found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
-    longest, tried = 0.0, set[int]()
-    while (chosen := _next(found, known, goal, longest, tried)) is not None:
-        tried.add(id(chosen.plan))
-        say(f"measuring {chosen.name}")
+    longest, tried = 0.0, list[Plan]()
+    until = time.perf_counter() + (BUDGET_S if goal.ticks is None else SHORT_BUDGET_S)
+    while (one := _next(found, known, goal, longest, tried)) is not None:
+        tried.append(one.plan)
+        say(f"measuring {one.name}")
         began = time.perf_counter()
-        known = known.joined(measured(chosen.plan, SECONDS))
+        known = known.joined(measured(one.plan, SECONDS))
         longest = max(longest, time.perf_counter() - began)
+        if time.perf_counter() > until:
+            break
+    ranked, _ = ranking(found, known, replace(goal, ticks=None))
+    close = [r for r in ranked if r.steps_per_second * CLOSE >= ranked[0].steps_per_second]
+    plans = [r.candidate.plan for r in close if any(r.candidate.plan is p for p in tried)]
+    for plan in (*plans[:CONTENDERS], *plans[:CONTENDERS]) if len(plans) > 1 else ():
+        known = known.joined(measured(plan, SECONDS))
+    keep(known)
     return known
 
 
 def _next(
-    found: Sequence[Candidate], known: Profile, goal: Goal, longest: float, tried: set[int]
+    found: Sequence[Candidate], known: Profile, goal: Goal, longest: float, tried: Sequence[Plan]
 ) -> Candidate | None:
     """The unmeasured candidate with the highest bound, if it could win more than it costs."""
     ranked, _ = ranking(found, known, goal)
     best = ranked[0].seconds(goal) if ranked else float("inf")
-    open_ = [c for c in found if id(c.plan) not in tried]
+    left = [c for c in found if not any(c.plan is plan for plan in tried)]
     if not ranked:
-        return open_[0] if open_ else None
+        return left[0] if left else None
     bounds = []
-    for candidate in open_:
+    for candidate in left:
         scripts = Scripts(candidate.plan, known, candidate.backend, is_bound=True)
         bound = Ranked(candidate, estimate(scripts)).seconds(goal)
         wins = bound * MARGIN < best and (goal.ticks is None or best - bound > longest)
-        if wins and not _is_known(candidate, known):
+        if wins and not replace(scripts, is_bound=False).is_measured:
             bounds.append((bound, len(bounds), candidate))
     return min(bounds)[2] if bounds else None
 
 
-def _is_known(candidate: Candidate, known: Profile) -> bool:
-    """Whether every part was measured at the very size."""
-    scripts = Scripts(candidate.plan, known, candidate.backend)
-    return scripts.is_measured
-
-
-def halved(choice: Choice, goal: Goal, say: Say = len) -> Choice:
+def halved(choice: Choice, goal: Goal, say: Say = quiet) -> Choice:
     """The choice after running the best few candidates, and fewer of them for longer."""
     left = [choice.best, *choice.runners_up]
     rest: list[Ranked] = []
@@ -231,7 +259,7 @@ def halved(choice: Choice, goal: Goal, say: Say = len) -> Choice:
     return replace(choice, best=best, runners_up=others, reasons=tuple(_reasons(best, ran, goal)))
 
 
-def rate_of(ranked: Ranked, seconds: float, say: Say = len) -> float:
+def rate_of(ranked: Ranked, seconds: float, say: Say = quiet) -> float:
     """Steps a second of a candidate that is run for some seconds."""
     say(f"running {ranked.candidate.name}")
     ticks = 2 + max(2, int(seconds / ranked.estimate.tick_seconds))
@@ -242,23 +270,20 @@ def rate_of(ranked: Ranked, seconds: float, say: Say = len) -> float:
 # What would change it
 
 
-def counterfactuals(
-    graph: Graph, cluster: Cluster, profile: Profile, goal: Goal, best: Ranked
-) -> Iterator[str]:
-    """What one more core, one tick of lag, or twice the environments would bring."""
-    now = best.steps_per_second
+def counterfactuals(graph: Graph, cluster: Cluster, goal: Goal, choice: Choice) -> Iterator[str]:
+    """What a tick of lag, and half or twice the cores, would change, by the same profile."""
+    now, wanted = choice.estimate.steps_per_second, replace(goal, ticks=None)
+    lag = replace(wanted, max_lag=goal.max_lag + 1)
     tried = [
-        ("max_lag=1", replace(goal, max_lag=goal.max_lag + 1), cluster, graph,
-         ", and changes what is learnt"),
-        ("half the cores", goal, _with_cores(cluster, 1, 2), graph, ""),
-        ("twice the cores", goal, _with_cores(cluster, 2, 1), graph, ""),
-    ]  # fmt: skip
-    for what, wanted, where, loop, effect in tried:
-        ranked, _ = ranking(candidates(loop, where, wanted), profile, replace(wanted, ticks=None))
+        (f"max_lag={lag.max_lag}, which changes what is learnt", lag, cluster),
+        ("twice the cores", wanted, _with_cores(cluster, 2, 1)),
+        ("half the cores", wanted, _with_cores(cluster, 1, 2)),
+    ]
+    for what, how, where in tried:
+        ranked, _ = ranking(candidates(graph, where, how), choice.profile, how)
         if ranked:
-            ratio = ranked[0].estimate.steps_per_second / best.estimate.steps_per_second
-            yield f"{what}: {ratio - 1:+.0%} ({ranked[0].candidate.name}){effect}"
-    del now
+            ratio = ranked[0].estimate.steps_per_second / now
+            yield f"{what}: {ratio - 1:+.0%} ({ranked[0].candidate.name})"
 
 
 def _with_cores(cluster: Cluster, times: int, over: int) -> Cluster:

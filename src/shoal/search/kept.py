@@ -14,7 +14,7 @@ from shoal.compile_cache import cache_folder
 from shoal.errors import ShoalError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
-from shoal.search.calibrate import dispatch_seconds
+from shoal.search.calibrate import dispatch_seconds, quiet
 from shoal.search.messages import message_cost
 from shoal.simulation.profile import Profile
 from shoal.simulation.script import loop_print
@@ -34,11 +34,12 @@ def machine_name() -> str:
 
 def profile_path(loop: str) -> Path | None:
     """The file of a loop's profile on this machine; None if nothing is kept."""
-    folder = cache_folder()
-    return folder.parent / f"profiles-{folder.name.removeprefix('xla-')}" / f"{loop}.json" if folder else None
+    if (folder := cache_folder()) is None:
+        return None
+    return folder.with_name(folder.name.replace("xla-", "profiles-")) / f"{loop}.json"
 
 
-def kept_profile(graph: Graph, say: Say = len) -> Profile | None:
+def kept_profile(graph: Graph, say: Say = quiet) -> Profile | None:
     """The kept profile of a loop; one of another machine or loop is not used, which is said."""
     loop = loop_print(graph)
     path = profile_path(loop)
@@ -63,7 +64,7 @@ def keep(profile: Profile) -> None:
 
 
 def machine_profile(
-    graph: Graph, cluster: Cluster, backends: Iterable[str], say: Say = len
+    graph: Graph, cluster: Cluster, backends: Iterable[str], say: Say = quiet
 ) -> Profile:
     """A profile that only says what messages and calls cost on this machine, measured once."""
     name, path = machine_name(), profile_path(MACHINE)

@@ -1,4 +1,4 @@
-"""Measures what a message costs between threads and between processes: two stages that only pass rows."""
+"""Measures what a message costs between threads and processes: two stages that pass rows."""
 
 from __future__ import annotations
 

@@ -59,9 +59,8 @@ def estimate(scripts: Scripts) -> Estimate:
     """What a plan would do, from what its parts cost."""
     plan, load = scripts.plan, Load(scripts)
     limits = dict(load.limits())
-    overlaps = load.is_pipelined
-    if not overlaps:
-        limits["the critical path of fragments that wait for each other"] = critical_path(load)
+    if not load.is_pipelined and len(load.names) > 1:
+        limits["the critical path, as fragments wait for each other"] = critical_path(load)
     what, seconds = max(limits.items(), key=lambda item: item[1])
     steps = steps_a_tick(plan) or plan.seen
     busy = {name: min(1.0, load.busy(name) / seconds) for name in load.names}
@@ -194,14 +193,18 @@ class Load:
                         work[host] += seconds * (step.cores if isinstance(step, Step) else 1.0)
                     else:
                         devices[str(self.plan.places[name][0])] += seconds
-        yield from ((f"the {self.cores(h)} cores of {h}", s / self.cores(h)) for h, s in work.items())
+        yield from (
+            (f"the {self.cores(h)} cores of {h}", s / self.cores(h)) for h, s in work.items()
+        )
         yield from ((f"the device {place}", seconds) for place, seconds in devices.items())
         if self.scripts.backend == "threads":
             yield from ((f"Python's lock on {h}", s) for h, s in python.items())
 
     def spread(self, seconds: float) -> tuple[float, float]:
         """Seconds of a slow and of a fast tick: of the quartiles of what takes most of it."""
-        steps = [(s.seconds * n, s) for v in self._steps.values() for s, n in v if isinstance(s, Step)]
+        steps = [
+            (s.seconds * n, s) for v in self._steps.values() for s, n in v if isinstance(s, Step)
+        ]
         total = sum(spent for spent, _ in steps)
         if not total:
             return seconds, seconds
@@ -229,7 +232,7 @@ def flat(items: Iterable[Item], times: int = 1) -> Iterator[tuple[Step | Move, i
 
 
 def critical_path(load: Load) -> float:
-    """Seconds a tick of fragments that wait for each other; a longer loop adds turns like the rest."""
+    """Seconds a tick of fragments that wait for each other; long loops aren't followed whole."""
     few, more = (_followed(load, turns) for turns in (TURNS, 2 * TURNS))
     turns = max((i.count for s in load.scripts.fragments.values() for i in _loops(s)), default=0)
     if turns <= 2 * TURNS:
@@ -309,4 +312,3 @@ class _Walker:
                         freed = known.takes[number] if number >= 0 else 0.0
                         self.now = max(self.now, freed) + self._load.seconds(self._name, item)
                         known.puts.append(self.now)
-

@@ -64,8 +64,12 @@ class Curve:
         return any(p.size == size for p in self.points)
 
     def joined(self, points: Iterable[Point]) -> Curve:
-        """The curve with these points, in place of its own at the same sizes."""
-        return Curve(tuple(({p.size: p for p in self.points} | {p.size: p for p in points}).values()))
+        """The curve with more points; of two at the same size, the faster one stays."""
+        best: dict[int, Point] = {}
+        for point in (*self.points, *points):
+            known = best.setdefault(point.size, point)
+            best[point.size] = min(known, point, key=lambda p: p.seconds)
+        return Curve(tuple(best.values()))
 
 
 @dataclass(frozen=True, slots=True)

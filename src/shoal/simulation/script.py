@@ -105,9 +105,14 @@ class Scripts:
         size = rows_of(self.plan, fragment)
         for operation in walk(write_program(self.plan, fragment).operations):
             if isinstance(operation, Segment):
-                yield self.key(segment_name(self.plan, operation), fragment), size
+                yield key_of(self.plan, segment_name(self.plan, operation), fragment), size
             elif isinstance(operation, Call):
-                yield self.key(call_name(self.plan, operation.node), fragment, is_python=True), size
+                yield (
+                    key_of(
+                        self.plan, call_name(self.plan, operation.node), fragment, is_python=True
+                    ),
+                    size,
+                )
 
     def of(self, fragment: str) -> tuple[Item, ...]:
         """The script of one endpoint of a fragment."""
@@ -132,7 +137,8 @@ class Scripts:
                     yield Step("numpy", NUMPY_S, is_python=True)
 
     def _step(self, name: str, fragment: str, *, is_python: bool = False) -> Step:
-        key, size = self.key(name, fragment, is_python=is_python), rows_of(self.plan, fragment)
+        key = key_of(self.plan, name, fragment, is_python=is_python)
+        size = rows_of(self.plan, fragment)
         curve = self.profile.costs.get(key)
         if curve is None or (self.is_bound and not curve.has(size)):
             if not self.is_bound:
@@ -142,16 +148,6 @@ class Scripts:
             return Step(key, least, 1.0, is_python)
         near = curve.nearest(size)
         return Step(key, curve.at(size) + CALL_S, near.cores, is_python, near.quantiles)
-
-    def key(self, name: str, fragment: str, *, is_python: bool = False) -> str:
-        """The name of a part's curve: with the kind, and the number, of devices it runs on."""
-        if is_python:
-            return f"python {name}"
-        places = dict.fromkeys(p.device for p in self.plan.places[fragment])
-        kind = next(iter(places)).kind
-        if not self.plan.one_program(fragment):
-            return f"{kind} {name}"
-        return f"{kind} x{len(places)} of {self.plan.distribution.ends(fragment)} {name}"
 
     def _move(self, name: str, *, takes: bool) -> Move:
         channel, spec = self.channels[name], self.specs[name]
@@ -184,6 +180,17 @@ def rows_of(plan: Plan, fragment: str) -> int:
 
 
 # The names of parts
+
+
+def key_of(plan: Plan, name: str, fragment: str, *, is_python: bool = False) -> str:
+    """The name of a part's curve: with the kind, and the number, of devices it runs on."""
+    if is_python:
+        return f"python {name}"
+    places = dict.fromkeys(p.device for p in plan.places[fragment])
+    kind = next(iter(places)).kind
+    if not plan.one_program(fragment):
+        return f"{kind} {name}"
+    return f"{kind} x{len(places)} of {plan.distribution.ends(fragment)} {name}"
 
 
 def segment_name(plan: Plan, segment: Segment) -> str:
@@ -251,8 +258,6 @@ def loop_print(graph: Graph) -> str:
     said = f"{getattr(origin, 'algorithm', '')} {getattr(origin, 'env', '')}"
     said = re.sub(r"total_ticks=\d+|0x[0-9a-f]+", "", said)
     carried = [graph.values[name] for name in graph.inputs]
-    shapes = [
-        (v.name, v.dtype, [n for i, n in enumerate(v.shape) if i != v.axis]) for v in carried
-    ]
+    shapes = [(v.name, v.dtype, [n for i, n in enumerate(v.shape) if i != v.axis]) for v in carried]
     nodes = [(n.name, n.reads, n.writes) for n in graph.nodes]
     return sha256(repr((said, shapes, nodes)).encode()).hexdigest()[:16]
