@@ -41,7 +41,6 @@ from shoal.runtime.channels.shared_memory import (  # noqa: E402
     join_fences,
 )
 from shoal.runtime.channels.shm import Rings  # noqa: E402
-from shoal.runtime.net.loop import Wakes  # noqa: E402
 from shoal.runtime.net.sockets import listen  # noqa: E402
 from shoal.runtime.net.tcp_channel import join_channels  # noqa: E402
 from shoal.runtime.net.wiring import RemoteChannels  # noqa: E402
@@ -92,7 +91,7 @@ class Side:
         self.links, self.channels = join_channels(
             remote, me, listener, lambda: None, lambda *_: None, wakers_of
         )
-        self.waker = self.links.waker(waker, Wakes(lambda: None, alone=True), SPIN)
+        self.waker = self.links.waker(waker, alone=True, spin=SPIN)
 
     def put(self, name: str, end: int, message: dict[str, np.ndarray]) -> None:
         """Put a message as soon as there is room."""

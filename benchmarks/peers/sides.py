@@ -61,7 +61,6 @@ class Ends:
             join_fences,
         )
         from shoal.runtime.channels.shm import Rings
-        from shoal.runtime.net.loop import Wakes
         from shoal.runtime.net.tcp_channel import join_channels
         from shoal.runtime.net.wiring import RemoteChannels
 
@@ -83,7 +82,7 @@ class Ends:
         self.links, channels = join_channels(
             lines, me, listener, lambda: None, lambda *_: None, bells
         )
-        self.bell = self.links.waker(bell, Wakes(lambda: None, alone=True), spin=50e-6)
+        self.bell = self.links.waker(bell, alone=True, spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         x = np.ones(size, np.uint8)
         x.flags.writeable = False  # as JAX arrays are: it is kept without a copy, as with ZeroMQ

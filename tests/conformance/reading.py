@@ -39,8 +39,7 @@ class FrameRecorder:
 def read(data, incoming, sizes, signing=None):
     """The frames in these bytes, with their bodies, and the error for the rest, if any."""
     recorder = FrameRecorder()
-    inbox = Inbox(incoming, recorder)
-    inbox.signing = signing
+    inbox = Inbox(incoming, recorder, signing)
     sock = Pieces(data, sizes)
     try:
         while sock.rest:
@@ -50,7 +49,6 @@ def read(data, incoming, sizes, signing=None):
     return recorder.frames, ""
 
 
-def sent(talk, first=1):
+def sent(talk):
     """Frames with their bodies, as bytes."""
-    numbered = enumerate(talk, first)
-    return b"".join(frame.pack(number) + body for number, (frame, body) in numbered)
+    return b"".join(frame.pack() + body for frame, body in talk)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.lines import HANG, until
 from shoal.errors import RunError
+from shoal.runtime.net import connection, wire
 from shoal.runtime.net import connections as links
-from shoal.runtime.net import wire
 from shoal.runtime.net.connections import PENDING, PENDING_OF_ONE, Connections, Membership
 from shoal.runtime.net.sockets import listen
 from shoal.runtime.net.wire import (
@@ -216,17 +216,16 @@ class FrameHandler:
     ("sends", "why"),
     [
         (b"x" * HEAD.size, "what came is no frame"),
-        (Frame(DATA, 0, 0, 0, 0, 2**40).pack(1), "a body of 1099511627776 bytes"),
-        (Frame(TAKEN, 9, 9, 9).pack(1), "which no worker sends here"),
-        (Frame(DATA, 0, 0, 0, 0, 8).pack(1) + b"half", "the other side closed it"),
+        (Frame(DATA, 0, 0, 0, 0, 2**40).pack(), "a body of 1099511627776 bytes"),
+        (Frame(TAKEN, 9, 9, 9).pack(), "which no worker sends here"),
+        (Frame(DATA, 0, 0, 0, 0, 8).pack() + b"half", "the other side closed it"),
     ],
     ids=["noise", "too long", "unexpected", "half"],
 )
 def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends, why):
-    monkeypatch.setattr(links, "ERROR_GRACE_S", 0.0)
+    monkeypatch.setattr(connection, "ERROR_GRACE_S", 0.0)
     listener, woken = listen(), threading.Event()
-    names, now = ("env[0]", "learner[0]"), Membership(rejoin=0.0)
-    mine = Connections(0, names, KNOWN, say=lambda line: None, membership=now)
+    mine = Connections(0, ("env[0]", "learner[0]"), KNOWN, say=lambda line: None)
     args = listener, [1], [listener.getsockname()] * 2
     waiting = threading.Thread(target=mine.join, args=args)
     waiting.start()
@@ -279,7 +278,7 @@ def replace_worker(address, known, me, incarnation):
 def test_a_replacement_disconnects_the_group_that_it_replaces(monkeypatch, signed):
     known = KNOWN._replace(signed=signed)
     said, listener = [], listen()
-    group = Membership((frozenset({1, 2}),), handover_sizes={1: 0, 2: 0})
+    group = Membership((frozenset({1, 2}),))
     names = ("learner[0]", "env[0]", "inference[0]")
     mine = Connections(0, names, known, say=said.append, membership=group)
     address = listener.getsockname()
@@ -290,16 +289,16 @@ def test_a_replacement_disconnects_the_group_that_it_replaces(monkeypatch, signe
     handler = Listed()
     mine.read({1: Incoming({}), 2: Incoming({})}, handler, lambda: None)
     again = [replace_worker(address, known, 2, incarnation=5)]
-    until(lambda: 2 in handler.lost and not mine.links[2].away)
+    until(lambda: 2 in handler.lost and mine.links[2].sock)
     assert sorted(handler.lost) == [1, 2], "both restart, though only one has connected"
-    assert mine.links[1].away
+    assert mine.links[1].sock is None
     again.append(replace_worker(address, known, 1, incarnation=5))
-    until(lambda: not mine.links[1].away)
+    until(lambda: mine.links[1].sock)
     assert sorted(handler.lost) == [1, 2], "a peer that has reconnected stays"
     monkeypatch.setattr(links, "START_TIMEOUT_S", 0.5)
     with pytest.raises(RunError, match="can't be reached"):
         replace_worker(address, known, 1, incarnation=4)
     assert "worker 1 was replaced by a newer one" in said[0]
-    assert not mine.links[1].away
+    assert mine.links[1].sock
     for one in (*first, *again, mine):
         one.close()

@@ -12,8 +12,7 @@ from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.channels.shared_memory import Allocator, Memory
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.net.connections import Connections, Membership
-from shoal.runtime.net.loop import Wakes
+from shoal.runtime.net.connections import Connections
 from shoal.runtime.net.sockets import listen
 from shoal.runtime.net.tcp_channel import open_channels
 from shoal.runtime.net.wiring import RemoteChannels
@@ -70,9 +69,7 @@ class Wired(Shared):
         self.join(self.ends.index((side, number)))
         for name, waker in hall.wakers.items():
             waker._check = self._look_around
-            hall.wakers[name] = self.links[0].waker(
-                waker, Wakes(self._look_around, alone=number > 0)
-            )
+            hall.wakers[name] = self.links[0].waker(waker, alone=number > 0)
         try:
             yield hall
         finally:
@@ -80,9 +77,7 @@ class Wired(Shared):
 
     def join(self, me: int) -> None:
         """Connect one endpoint to its peers."""
-        membership = Membership(rejoin=self.lines.rejoin)
-        known, names = self.lines.known, self.lines.names
-        links = Connections(me, names, known, self._check, membership=membership)
+        links = Connections(me, self.lines.names, self.lines.known, self._check)
         links.join(self.listeners[me], self.lines.others(me), self.lines.addresses)
         wakers = super().hall().wakers
         of = {f: [wakers[e] for e in self.ends if e[0] == f] for f in "wr"}

@@ -33,7 +33,6 @@ from shoal.runtime.execution.replica_runner import KEEP_EVERY, Failure, Lags, Me
 from shoal.runtime.execution.scheduler import Scheduler, Stopped
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.net.connections import Connections
-from shoal.runtime.net.loop import Wakes
 from shoal.runtime.net.tcp_channel import TcpChannel, join_channels
 from shoal.runtime.net.wiring import RemoteChannels
 
@@ -321,7 +320,7 @@ class WorkerSetup:
         serve = executor.spec.serve
         many = executor.run_many if serve else None
         scheduler = Scheduler(workers, channels, waker, serve, many)
-        report, spend = partial(self._report, number), partial(self._control.spend, number)
+        report, spend = partial(self._control.note, number), partial(self._control.spend, number)
         return number, scheduler.reports_to(report, spend), workers
 
     def _waker(self, number: int) -> Waker:
@@ -330,12 +329,7 @@ class WorkerSetup:
         if self._links is None:
             return control.waker(number, SPIN_S)
         alone = not config.rings.rings and len(config.worker_ids) == 1
-        return self._links.waker(control.waker(number), Wakes(control.check, alone), SPIN_S)
-
-    def _report(self, number: int, text: str) -> None:
-        """Report to the driver what a scheduler waits for, and a broken connection."""
-        broken = self._links.broken if self._links is not None and text else ""
-        self._control.note(number, f"{broken}; {text}" if broken else text)
+        return self._links.waker(control.waker(number), alone=alone, spin=SPIN_S)
 
 
 if __name__ == "__main__":

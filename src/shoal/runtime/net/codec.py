@@ -1,6 +1,6 @@
 """Encodes messages between hosts: unchanged, as bfloat16, or compressed with lz4.
 
-Also the buffers of messages until they are acknowledged, and of incoming messages.
+Also the buffers of incoming messages.
 """
 
 from __future__ import annotations
@@ -101,45 +101,32 @@ def _bfloat16() -> Any:
     return ml_dtypes.bfloat16
 
 
-class Outgoing:
-    """An outgoing message: the buffers to send, which don't change until it is acknowledged."""
-
-    __slots__ = ("length", "number", "version", "views")
-
-    def __init__(self, views: Sequence[Any] = (), number: int = -1, version: int = 0) -> None:
-        self.views, self.number, self.version = views, number, version
-        self.length = sum(map(len, views))
-
-
 class SendBuffer:
-    """One endpoint's messages to some workers, kept until they are acknowledged.
+    """Prepares one endpoint's messages for some workers; of `Latest` it keeps the newest.
 
-    Read-only arrays are sent and kept as they are, others as copies. At most `slots` messages may
-    be unacknowledged; 0 means no limit.
+    Read-only arrays are sent and kept as they are, others are copied if they are kept.
     """
 
-    def __init__(self, parts: list[Target], packing: Packed, slots: int) -> None:
+    def __init__(self, parts: list[Target], packing: Packed, *, keeps: bool) -> None:
         self._parts = [(name, is_key, rows) for _, name, is_key, rows in parts]
-        self._make = lambda: codec_of(parts, packing)
-        self._codecs = [self._make() for _ in range(max(1, slots))]
-        self._slots = slots
-        self.newest, self.plain = Outgoing(), self._codecs[0].plain
+        self._codec, self._keeps = codec_of(parts, packing), keeps
+        self.views: list[Any] = []  # the buffers of the message that was put last
+        self.number, self.version, self.length = -1, 0, 0
+        self.plain = self._codec.plain
 
-    def put(self, message: Message, number: int, version: int) -> Outgoing:
-        """Prepare a message for sending; does nothing if it is the newest already."""
-        if self.newest.number == number:
-            return self.newest
+    def put(self, message: Message, number: int, version: int) -> None:
+        """Prepare a message; does nothing if it is the newest already."""
+        if self.number == number:
+            return
         values = []
         for name, is_key, rows in self._parts:
             x = message[name]
             x = key_data(x) if is_key and type(x) is not np.ndarray else np.asarray(x)
             values.append(x if rows is None else x[rows])
-        views = self._codecs[0].lent(values) if all(map(is_fixed, values)) else None
-        if views is None:
-            codec = self._codecs[number % self._slots] if self._slots else self._make()
-            views = codec.pack(values)
-        self.newest = Outgoing(views, number, version)
-        return self.newest
+        is_lent = not self._keeps or all(map(is_fixed, values))
+        views = self._codec.lent(values) if is_lent else None
+        self.views = views if views is not None else self._codec.pack(values)
+        self.number, self.version, self.length = number, version, sum(map(len, self.views))
 
 
 class Landing:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from shoal.runtime.channels.channel import Waker
 
@@ -21,8 +20,7 @@ PAUSE_S = 5e-3  # after a worker ran the loop, the thread waits this long before
 LOOK_S = 0.1  # between checks of a sleeping thread
 TICK_S = 0.05  # between checks of deadlines
 MOST_SKIPPED = 64  # consecutive reads of the only connection without polling other sockets
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-Callback = Callable[[int], bool]  # takes the ready mask; returns whether data arrived
+Callback = Callable[[], bool]  # returns whether data arrived
 
 
 class Loop:
@@ -43,7 +41,7 @@ class Loop:
     def start(self) -> None:
         """Start the thread."""
 
-        def woken(_: int) -> bool:
+        def woken() -> bool:
             with suppress(OSError):
                 self._woken.recv(4096, socket.MSG_DONTWAIT)
             return False
@@ -51,18 +49,16 @@ class Loop:
         self.watch(self._woken, woken)
         threading.Thread(target=self._run, daemon=True).start()
 
-    def watch(self, sock: socket.socket, callback: Callback, mask: int = READ) -> None:
-        """Set the callback for when a socket is ready."""
+    def watch(self, sock: socket.socket, callback: Callback) -> None:
+        """Set the callback for when a socket has data."""
         with self.lock:
-            is_known = sock.fileno() in self._selector.get_map()
-            change = self._selector.modify if is_known else self._selector.register
-            change(sock.fileno(), mask, callback)
+            self._selector.register(sock.fileno(), selectors.EVENT_READ, callback)
         self._is_busy = True
 
-    def watch_stream(self, sock: socket.socket, callback: Callback, mask: int) -> None:
+    def watch_stream(self, sock: socket.socket, callback: Callback) -> None:
         """Watch a connection; it is read without polling if it is the only one."""
         with self.lock:
-            self.watch(sock, callback, mask)
+            self.watch(sock, callback)
             self._streams[sock.fileno()] = callback
 
     def unwatch(self, sock: socket.socket | None) -> None:
@@ -73,26 +69,22 @@ class Loop:
                 self._streams.pop(fd, None)
                 self._selector.unregister(fd)
 
-    def expect(self) -> None:
-        """Call `tick` from now on: a deadline is pending."""
-        self._is_busy = True
-
     def step(self, seconds: float) -> bool:
         """Handle ready sockets, waiting up to `seconds`; returns whether data arrived."""
         if not seconds and len(self._streams) == 1 and self._skipped < MOST_SKIPPED:
             self._skipped += 1
             with self.lock:
                 for callback in list(self._streams.values()):
-                    return callback(READ)
+                    return callback()
         self._skipped = 0
         ready = self._selector.select(min(seconds, TICK_S) if self._is_busy else seconds)
         came = False
         with self.lock:
             watched = self._selector.get_map()
-            for key, mask in ready:
+            for key, _ in ready:
                 # One that was closed meanwhile, or whose fd was reused, has nothing to read.
                 if key.fd in watched:
-                    came = watched[key.fd].data(mask) or came
+                    came = watched[key.fd].data() or came
             if self._is_busy and time.monotonic() >= self._tick_at:
                 self._is_busy = self._tick(time.monotonic())
                 self._tick_at = time.monotonic() + TICK_S
@@ -154,22 +146,17 @@ class Loop:
         self.call()
 
 
-class Wakes(NamedTuple):
-    """What can end a worker's wait besides its connections."""
-
-    check: Callable[[], None]  # raises if the run stops
-    alone: bool  # whether nothing else can: no other worker of its host, no other thread
-
-
 class SocketWaker:
     """The waker of a worker with connections, which runs their event loop while it waits.
 
     A worker that nothing else can wake sleeps in the loop, any other in its own waker.
     """
 
-    def __init__(self, waker: Waker, loop: Loop, wakes: Wakes, spin: float = 0.0) -> None:
-        self._waker, self._loop = waker, loop
-        self._check, self._alone, self._spin = wakes.check, wakes.alone, spin
+    def __init__(
+        self, waker: Waker, loop: Loop, check: Callable[[], None], spin: float, *, alone: bool
+    ) -> None:
+        self._waker, self._loop, self._check = waker, loop, check
+        self._spin, self._alone = spin, alone
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
         """Return when `ready`, or after `seconds` at most; raise if the run stops."""

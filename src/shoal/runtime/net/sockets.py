@@ -58,20 +58,15 @@ def tuned(sock: socket.socket) -> socket.socket:
 def send_all(sock: socket.socket, views: list[Any], left: int, check: Callable[[], None]) -> None:
     """Send all of these buffers, which have `left` bytes in total."""
     while left:
+        some = views if left <= MOST_SENT else first(views, MOST_SENT)
         try:
-            sent = send_some(sock, views, left)
+            sent = sock.sendmsg(some if len(some) <= MOST_VIEWS else some[:MOST_VIEWS])
         except BlockingIOError:
             check()
             continue
         left -= sent
         if left:
             views = after(views, sent)
-
-
-def send_some(sock: socket.socket, views: list[Any], left: int, flags: int = 0) -> int:
-    """Send a part of these buffers in one call; returns the number of bytes sent."""
-    some = views if left <= MOST_SENT else first(views, MOST_SENT)
-    return sock.sendmsg(some if len(some) <= MOST_VIEWS else some[:MOST_VIEWS], (), flags)
 
 
 def first(views: Sequence[Any], count: int) -> list[Any]:

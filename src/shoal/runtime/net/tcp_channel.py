@@ -7,8 +7,8 @@ workers concerned: a put count travels with its message, a take count frees a sl
 
 from __future__ import annotations
 
+import json
 import socket
-import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +26,7 @@ from shoal.runtime.channels.channel import (
     take_back,
     total,
 )
+from shoal.runtime.channels.flow_control import Words
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.channels.shm import ShmChannel
 from shoal.runtime.net.codec import Landing, SendBuffer, codec_of
@@ -58,18 +59,17 @@ class Outbound:
         self._buffer.put(message, number, version)
         self._send()
         count, plain, packed = self.sent
-        packed += self._buffer.newest.length
+        packed += self._buffer.length
         self.sent = Sent(count + 1, plain + self._buffer.plain, packed)
 
     def _send(self) -> None:
-        found = self._buffer.newest
+        found = self._buffer
         frame = Frame(*self._key, found.number, found.version, found.length)
-        link = self._channel.links.links[self.worker]
-        link.send(frame, found, newest=self._channel.is_latest)
+        self._channel.links.links[self.worker].send(frame, found.views)
 
     def send_newest(self) -> None:
         """Send the newest message again, if any, to a replacement worker."""
-        if self._buffer.newest.number >= 0:
+        if self._buffer.number >= 0:
             self._send()
 
 
@@ -106,8 +106,7 @@ class TcpChannel:
         parts = self._ring.targets(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
-            slots = 0 if self.is_latest else self._ring.slots
-            self._buffers[same] = SendBuffer(parts, self._spec.packing, slots)
+            self._buffers[same] = SendBuffer(parts, self._spec.packing, keeps=self.is_latest)
         return self._buffers[same]
 
     def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
@@ -216,30 +215,26 @@ class TcpChannel:
     # Replacement workers, which join late.
 
     def handover(self, other: int) -> list[int]:
-        """The counts of this channel for a worker that joins late."""
-        counts = self.state.counts
-        kinds: dict[str, Any] = {"puts": counts.puts, "takes": counts.takes, "latest": counts.puts}
-        if counts.ledger is not None:
-            kinds["begun"] = counts.ledger.begun
-        return [kinds[what][end] for what, end in self.view.handover(self.links.me, other)]
+        """The counts of this channel for a worker that replaces another."""
+        return [counts[end] for counts, end in self._handed_over(self.links.me, other)]
 
     def adopt(self, other: int, words: Iterator[int]) -> None:
-        """Resume at the replaced worker's position, from the counts that another worker sent."""
-        counts = self.state.counts
-        for what, end in self.view.handover(other, self.links.me):
-            word = next(words)
-            match what:
-                case "puts":
-                    counts.puts[end] = word
-                case "takes":
-                    counts.takes[end] = word
-                case "latest":
-                    counts.puts[end] = max(0, word - 1)  # the newest is sent again
-                case _:
-                    assert counts.ledger is not None
-                    assert isinstance(self._admission, Asking)
-                    counts.ledger.begun[end] = word
-                    self._admission.resume(end, word)
+        """Continue from the counts of the worker that this one replaces."""
+        for counts, end in self._handed_over(other, self.links.me):
+            counts[end] = next(words)
+            if isinstance(self._admission, Asking):
+                self._admission.resume(end, counts[end])
+
+    def _handed_over(self, keeper: int, joiner: int) -> Iterator[tuple[Words, int]]:
+        """The counts that `keeper` hands over to `joiner`, each with its endpoint."""
+        counts, view = self.state.counts, self.view
+        for writer in view.written_by.get(joiner, ()):
+            if view.taking(writer, keeper):
+                yield counts.puts, writer
+                yield counts.takes, writer
+        if isinstance(self._admission, Asking | Granting) and view.written_by.get(keeper):
+            assert counts.ledger is not None
+            yield from ((counts.ledger.begun, end) for end in view.read_by.get(joiner, ()))
 
     def send_newest(self, other: int) -> None:
         """Send the newest message again, to a worker that joins late."""
@@ -382,17 +377,17 @@ class _Handler:
             for channel in self._channels:
                 still.enter_context(channel.lock)
             words = [word for channel in self._channels for word in channel.handover(other)]
-            let_in(struct.pack(f"<{len(words)}Q", *words))
+            let_in(json.dumps(words).encode())
             for channel in self._channels:
                 channel.send_newest(other)
-            return incoming(self._channels, other, is_late=True)
+            return incoming(self._channels, other)
 
 
-def incoming(channels: Sequence[TcpChannel], other: int, *, is_late: bool = False) -> Incoming:
-    """The frames that are valid from a worker; from the current counts if one joins late."""
+def incoming(channels: Sequence[TcpChannel], other: int) -> Incoming:
+    """The frames that are valid from a worker, from the current counts on."""
     bodies = {key: bounds for channel in channels for key, bounds in channel.bodies(other)}
     newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_latest]
-    due = {key: n for channel in channels for key, n in channel.due(other)} if is_late else {}
+    due = {key: n for channel in channels for key, n in channel.due(other)}
     return Incoming(bodies, newest, due)
 
 
@@ -411,9 +406,7 @@ def join_channels(
     `lose` is called with the number of turns dropped with another worker. `wakers` has the waker of
     every endpoint, by fragment; those of endpoints in other workers do nothing.
     """
-    membership = Membership(
-        remote.groups, remote.rejoin, remote.incarnation, remote.handover_sizes(me)
-    )
+    membership = Membership(remote.groups, remote.incarnation)
     links = Connections(me, remote.names, remote.known, check, membership=membership)
     if listener is not None and not remote.incarnation:
         links.expect(remote.others(me) & remote.absent)
@@ -447,9 +440,12 @@ def open_channels(
         for ring, view in zip(rings.values(), remote.views(), strict=True)
     ]
     for other, handover in links.handovers.items():
-        words = iter(struct.unpack(f"<{len(handover) // 8}Q", handover))
+        words = iter(json.loads(handover))
         for channel in every:
             channel.adopt(other, words)
-    expected = {o: incoming(every, o, is_late=o in links.handovers) for o in links.links}
-    links.read(expected, _Handler(every, remote, lose), wake)
+    links.read(
+        {other: incoming(every, other) for other in links.links},
+        _Handler(every, remote, lose),
+        wake,
+    )
     return dict(zip(rings, every, strict=True))

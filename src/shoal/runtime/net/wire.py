@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
+from itertools import count
 from struct import Struct
 from typing import Any, NamedTuple
 
-MAGIC, VERSION = b"SHOL", 4
-# magic, version, kind, channel, end, zero, number, stamp, length, sequence number, acknowledged
-HEAD = Struct("<4sBBHHHQqQQQ")
+MAGIC, VERSION = b"SHOL", 5
+HEAD = Struct("<4sBBHHHQqQ")  # magic, version, kind, channel, end, zero, number, stamp, length
 # A message; messages taken; messages put; request to begin; grant; the sender has closed.
 DATA, TAKEN, COUNT, ASK, GRANT, BYE = range(1, 7)
 KINDS = {DATA: "data", TAKEN: "taken", COUNT: "count", ASK: "ask", GRANT: "grant", BYE: "bye"}
@@ -24,11 +24,11 @@ Key = tuple[int, int, int]  # kind, channel, end
 
 NONCE, TOKEN, TAG = 32, 32, 16  # bytes
 HELLO = Struct("<4sB3x32s")  # magic, version, nonce
-# magic, version, kind, worker, peer, incarnation, layout, frames received, nonce, proof
-CLAIM = Struct("<4sBBHHI32sQ32s32s")
-CLAIMS = (b"first", b"replace", b"resume")
-FIRST, REPLACE, RESUME = range(3)
-WELCOME = Struct("<Q32s")  # frames received, proof
+CLAIM = Struct(
+    "<4sB3xHHI32s32s32s"
+)  # magic, version, worker, peer, incarnation, layout, nonce, proof
+WELCOME = Struct("<I32s")  # bytes of the handover that follows, proof
+MOST_HANDOVER = 1 << 24  # bytes
 
 
 class ProtocolError(Exception):
@@ -52,8 +52,6 @@ class Claim(NamedTuple):
     worker: int
     peer: int  # the worker that it connects to
     incarnation: int  # the number of times it was replaced
-    kind: int = FIRST
-    received: int = 0  # the sequence number of the last frame it received
 
 
 def digest(text: str) -> bytes:
@@ -68,22 +66,15 @@ def hello(nonce: bytes) -> bytes:
 
 def pack_claim(known: Credentials, claim: Claim, hello: bytes, nonce: bytes) -> bytes:
     """The reply of a connecting worker to the listener's hello."""
-    (theirs,) = _unpack(hello, HELLO)
-    proof = _proof(known, CLAIMS[claim.kind], claim, theirs + nonce)
-    worker, peer, incarnation, kind, received = claim
-    layout = _layout(known)
-    return CLAIM.pack(
-        MAGIC, VERSION, kind, worker, peer, incarnation, layout, received, nonce, proof
-    )
+    proof = _proof(known, b"claim", claim, nonce_of(hello) + nonce)
+    return CLAIM.pack(MAGIC, VERSION, *claim, _layout(known), nonce, proof)
 
 
 def check_claim(known: Credentials, me: int, nonce: bytes, data: bytes) -> tuple[Claim, bytes]:
     """Check a claim's proof; returns the claim and both nonces. `nonce` is the listener's."""
-    kind, worker, peer, incarnation, layout, received, theirs, proof = _unpack(data, CLAIM)
-    claim = Claim(worker, peer, incarnation, kind, received)
-    what = CLAIMS[kind] if kind < len(CLAIMS) else b""
-    right = _proof(known, what, claim, nonce + theirs)
-    if not (what and hmac.compare_digest(proof, right)):
+    worker, peer, incarnation, layout, theirs, proof = _unpack(data, CLAIM)
+    claim = Claim(worker, peer, incarnation)
+    if not hmac.compare_digest(proof, _proof(known, b"claim", claim, nonce + theirs)):
         raise ProtocolError("its proof is wrong: it doesn't know the run's token")
     if peer != me:
         raise ProtocolError(f"worker {worker} wants worker {peer}, but this is worker {me}")
@@ -92,19 +83,27 @@ def check_claim(known: Credentials, me: int, nonce: bytes, data: bytes) -> tuple
     return claim, nonce + theirs
 
 
-def pack_welcome(known: Credentials, claim: Claim, received: int, nonces: bytes) -> bytes:
-    """The listener's reply that accepts a worker; `received` is the last frame it received."""
-    answer = claim._replace(received=received)
-    return WELCOME.pack(received, _proof(known, b"welcome", answer, nonces))
+def pack_welcome(known: Credentials, claim: Claim, nonces: bytes, handover: bytes = b"") -> bytes:
+    """The listener's reply that accepts a worker, with the counts of the worker it replaces."""
+    proof = _proof(known, b"welcome", claim, nonces + handover)
+    return WELCOME.pack(len(handover), proof) + handover
 
 
-def check_welcome(known: Credentials, claim: Claim, nonces: bytes, data: bytes) -> int:
-    """Check the listener's proof; returns the number of the last frame it received."""
-    received, proof = WELCOME.unpack(data)
-    right = _proof(known, b"welcome", claim._replace(received=received), nonces)
-    if not hmac.compare_digest(proof, right):
+def handover_size(welcome: bytes) -> int:
+    """The size of the handover that follows a welcome."""
+    size, _ = WELCOME.unpack(welcome)
+    if size > MOST_HANDOVER:
+        raise ProtocolError(f"a handover of {size} bytes")
+    return size
+
+
+def check_welcome(
+    known: Credentials, claim: Claim, nonces: bytes, welcome: bytes, handover: bytes
+) -> None:
+    """Check the listener's proof."""
+    _, proof = WELCOME.unpack(welcome)
+    if not hmac.compare_digest(proof, _proof(known, b"welcome", claim, nonces + handover)):
         raise ProtocolError("the listener there doesn't know the run's token")
-    return received
 
 
 def nonce_of(hello: bytes) -> bytes:
@@ -117,7 +116,7 @@ def _layout(known: Credentials) -> bytes:
 
 
 def _proof(known: Credentials, what: bytes, claim: Claim, nonces: bytes) -> bytes:
-    text = b"%s %d,%d,%d,%d,%d;" % (what, *claim)
+    text = b"%s %d,%d,%d;" % (what, *claim)
     return hmac.digest(known.token, text + nonces, "sha256")
 
 
@@ -133,25 +132,29 @@ def _unpack(data: bytes, form: Struct) -> tuple[Any, ...]:
 
 
 class Signing:
-    """The MACs of one connection, with a key of its own for each direction."""
+    """The MACs of one connection, with a key of its own for each direction.
+
+    A MAC covers the number of its frame, so that frames can't be repeated, dropped or reordered.
+    """
 
     def __init__(self, known: Credentials, nonces: bytes, *, connects: bool) -> None:
         names = (b"from the caller", b"from the listener")
         send, receive = (hmac.digest(known.token, name + nonces, "sha256") for name in names)
         self._send, self._receive = (send, receive) if connects else (receive, send)
+        self._sent, self._received = count(), count()
 
     def tag(self, head: bytes, views: Iterable[Any]) -> bytes:
-        """The MAC of an outgoing frame."""
-        return _tag(self._send, head, views)
+        """The MAC of the next outgoing frame."""
+        return _tag(self._send, next(self._sent), head, views)
 
     def check(self, head: bytes, views: Iterable[Any], tag: bytes) -> None:
-        """Raise unless an incoming frame has the right MAC."""
-        if not hmac.compare_digest(_tag(self._receive, head, views), tag):
+        """Raise unless the next incoming frame has the right MAC."""
+        if not hmac.compare_digest(_tag(self._receive, next(self._received), head, views), tag):
             raise ProtocolError("a frame whose MAC is wrong: it was altered on the way")
 
 
-def _tag(key: bytes, head: bytes, views: Iterable[Any]) -> bytes:
-    code = hmac.new(key, head, "sha256")
+def _tag(key: bytes, number: int, head: bytes, views: Iterable[Any]) -> bytes:
+    code = hmac.new(key, b"%d " % number + head, "sha256")
     for view in views:
         code.update(view)
     return code.digest()[:TAG]
@@ -167,12 +170,10 @@ class Frame(NamedTuple):
     stamp: int = 0
     length: int = 0
 
-    def pack(self, sequence: int = 0, acknowledged: int = 0) -> bytes:
+    def pack(self) -> bytes:
         """The header as bytes."""
         kind, channel, end, number, stamp, length = self
-        return HEAD.pack(
-            MAGIC, VERSION, kind, channel, end, 0, number, stamp, length, sequence, acknowledged
-        )
+        return HEAD.pack(MAGIC, VERSION, kind, channel, end, 0, number, stamp, length)
 
 
 class Incoming:
@@ -190,29 +191,22 @@ class Incoming:
         self._bodies = {**bodies, (BYE, 0, 0): (0, 0)}
         self._newest = {key for key in bodies if key[0] in (TAKEN, COUNT)} | set(newest)
         self._due = dict.fromkeys(self._bodies, 0) | dict(due or {})
-        self.received = 0  # the sequence number of the last complete frame
-        self.acknowledged = 0  # that of the last frame that the other side received
 
-    def begin(self, head: bytes) -> tuple[Frame, int]:
-        """Parse a header; returns the frame and its sequence number, or raises if it is invalid."""
-        magic, version, kind, channel, end, zero, number, stamp, length, sequence, acknowledged = (
-            HEAD.unpack(head)
-        )
+    def begin(self, head: bytes) -> Frame:
+        """Parse a header; returns the frame, or raises if it is invalid."""
+        magic, version, kind, channel, end, zero, number, stamp, length = HEAD.unpack(head)
         if magic != MAGIC or zero:
             raise ProtocolError("what came is no frame")
         if version != VERSION:
             raise ProtocolError(f"a frame of version {version}, and this is version {VERSION}")
-        frame = Frame(kind, channel, end, number, stamp, length)
-        key = kind, channel, end
+        frame, key = Frame(kind, channel, end, number, stamp, length), (kind, channel, end)
         due, (least, most) = self._due.get(key, -1), self._bodies.get(key, (0, 0))
         is_due = number == due or (number > due >= 0 and key in self._newest)
-        if not (is_due and least <= length <= most and sequence > self.received):
-            raise ProtocolError(self._why(frame, sequence))
-        if acknowledged > self.acknowledged:
-            self.acknowledged = acknowledged
-        return frame, sequence
+        if not (is_due and least <= length <= most):
+            raise ProtocolError(self._why(frame))
+        return frame
 
-    def _why(self, frame: Frame, sequence: int) -> str:
+    def _why(self, frame: Frame) -> str:
         """The reason why a frame is refused."""
         kind, channel, end, number, _, length = frame
         key = kind, channel, end
@@ -222,11 +216,8 @@ class Incoming:
         due, (least, most) = self._due[key], self._bodies[key]
         if number < due or (number > due and key not in self._newest):
             return f"{name}, and {due} is due"
-        if not least <= length <= most:
-            return f"{name} with a body of {length} bytes, which has {least} to {most}"
-        return f"{name} as frame {sequence}, after frame {self.received}"
+        return f"{name} with a body of {length} bytes, which has {least} to {most}"
 
-    def complete(self, frame: Frame, sequence: int) -> None:
+    def complete(self, frame: Frame) -> None:
         """Count a frame that is complete."""
         self._due[frame[:3]] = frame.number + 1
-        self.received = sequence

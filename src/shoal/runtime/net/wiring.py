@@ -14,7 +14,6 @@ from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.net.codec import check_packing
-from shoal.runtime.net.connections import REJOIN_TIMEOUT_S
 from shoal.runtime.net.sockets import Address
 from shoal.runtime.net.wire import TOKEN, Credentials, digest
 
@@ -90,7 +89,6 @@ def make_remote_channels(
     return RemoteChannels(
         rings, memory.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
         groups, absent,
-        rejoin=float(os.environ.get("SHOAL_REJOIN", REJOIN_TIMEOUT_S)),
         signed=os.environ.get("SHOAL_NET_MAC", "0") not in ("", "0"),
     )  # fmt: skip
 
@@ -107,7 +105,6 @@ class RemoteChannels:
     token: bytes
     groups: tuple[frozenset[int], ...] = ()  # workers that are replaced together
     absent: frozenset[int] = frozenset()  # those of them that join later
-    rejoin: float = REJOIN_TIMEOUT_S  # seconds to re-establish a broken connection
     incarnation: int = 0  # the number of times this worker was replaced
     signed: bool = False  # whether frames carry a MAC
 
@@ -140,18 +137,6 @@ class RemoteChannels:
         """The channels of a replacement worker, with the addresses of its group."""
         at = tuple(addresses.get(worker, known) for worker, known in enumerate(self.addresses))
         return replace(self, incarnation=incarnation, addresses=at)
-
-    def handover_sizes(self, me: int) -> dict[int, int]:
-        """The number of counts in a handover, for each pair with a worker that may be replaced."""
-        sizes, loose = dict[int, int](), frozenset[int]().union(*self.groups)
-        if not loose:
-            return sizes
-        views = list(self.views())
-        for other in self.others(me) - self.group(me):
-            keeper, joiner = (other, me) if me in loose else (me, other)
-            if joiner in loose:
-                sizes[other] = sum(len(view.handover(keeper, joiner)) for view in views)
-        return sizes
 
 
 @dataclass(frozen=True)
@@ -192,17 +177,6 @@ class View:
         if not isinstance(gate.flow, Latest):
             return set()
         return {self.writers[w] for w in gate.beside.get(writer, ())}
-
-    def handover(self, keeper: int, joiner: int) -> list[tuple[str, int]]:
-        """The counts that a worker is sent when it joins late, each with its endpoint."""
-        gate = self.spec.gate
-        mine = [w for w in self.written_by.get(joiner, ()) if self.taking(w, keeper)]
-        latest = [w for w in self.written_by.get(keeper, ()) if self.taking(w, joiner)]
-        found = [(what, w) for w in mine for what in ("puts", "takes")]
-        found += [("latest", w) for w in latest]
-        if gate.admits and isinstance(gate.flow, Latest) and latest:
-            found += [("begun", r) for r in self.read_by.get(joiner, ())]
-        return found
 
     def taking(self, writer: int, worker: int) -> tuple[int, ...]:
         """The endpoints of a worker that take from a writer's endpoint."""
