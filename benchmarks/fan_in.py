@@ -88,9 +88,7 @@ class Side:
         remote = RemoteChannels(rings, room.size, numbers, names, addresses, token)
         listener = socket.create_server(addresses[0], backlog=4096) if me == 0 else listen()
         wakers_of = {"r": [waker], "w": [waker] * job["workers"]}
-        self.links, self.channels = join_channels(
-            remote, me, listener, lambda: None, lambda *_: None, wakers_of
-        )
+        self.links, self.channels = join_channels(remote, me, listener, lambda: None, wakers_of)
         self.waker = self.links.waker(waker, alone=True, spin=SPIN)
 
     def put(self, name: str, end: int, message: dict[str, np.ndarray]) -> None:

@@ -79,9 +79,7 @@ class Ends:
         join_fences()
         bell, listener = FutexWaker(Memory.make(LINE), 0), socket.create_server(where[me])
         bells = {"w": [bell], "r": [bell]}
-        self.links, channels = join_channels(
-            lines, me, listener, lambda: None, lambda *_: None, bells
-        )
+        self.links, channels = join_channels(lines, me, listener, lambda: None, bells)
         self.bell = self.links.waker(bell, alone=True, spin=50e-6)
         self.there, self.back = channels["there"], channels["back"]
         x = np.ones(size, np.uint8)

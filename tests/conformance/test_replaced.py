@@ -78,17 +78,15 @@ def check_replaced(plan, seen, state=None, backend="processes"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [ONE, hosts(3)], ids=["one host", "three"])
-def test_a_worker_lost_during_a_tick_is_replaced_and_its_tick_counted(tmp_path, cluster):
+def test_a_worker_lost_during_a_tick_is_replaced(tmp_path, cluster):
     plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), impala(2, 1, 3), cluster)
     loss = check_replaced(plan, Seen())
     assert loss.worker.startswith("actor[")
-    assert loss.lost == 1
 
 
 def test_a_worker_lost_at_any_moment_is_replaced():
     plan = shoal.plan(graph_of("chase"), impala(4, 2, 4), ONE)
-    loss = check_replaced(plan, Seen(kill_at=20), start_of("chase"))
-    assert loss.lost in (0, 1)
+    check_replaced(plan, Seen(kill_at=20), start_of("chase"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,6 @@ def test_inference_is_replaced_with_the_environments_that_it_serves(cluster, who
     plan = shoal.plan(graph_of("chase"), impala(2, 1, inference=2), cluster)
     loss = check_replaced(plan, Seen(kill_at=20, who=who), start_of("chase"))
     assert loss.worker == ("env[0]", "inference[0]")[who // 2]
-    assert loss.lost <= 2  # its lockstep partner may have started another tick before it ended
 
 
 @pytest.mark.slow
@@ -107,7 +104,6 @@ def test_a_learner_keeps_what_it_learnt_while_the_only_inference_is_replaced(tmp
     plan = shoal.plan(on_world(**lost_once(tmp_path / "died")), policy, ONE)
     loss = check_replaced(plan, Seen())
     assert loss.worker.startswith("env[")
-    assert loss.lost >= 1
 
 
 class Paces:
@@ -181,8 +177,7 @@ def test_endpoints_in_lockstep_stay_so_when_any_worker_is_lost_repeatedly(cluste
 def test_a_worker_that_sends_gradients_asynchronously_is_replaced(tmp_path):
     a3c = A2C(num_steps=4, hidden=(8,))
     graph = shoal.trace(a3c, world(**lost_once(tmp_path / "died")), envs=ENVS)
-    loss = check_replaced(shoal.plan(graph, central(2, max_lag=3), ONE), Seen())
-    assert loss.lost == 1
+    check_replaced(shoal.plan(graph, central(2, max_lag=3), ONE), Seen())
 
 
 @pytest.mark.slow
@@ -202,7 +197,7 @@ def test_a_loss_is_logged_in_the_run_s_folder(tmp_path):
     )  # fmt: skip
     summary = json.loads((trained.folder / "summary.json").read_text())
     assert summary["status"] == "done"
-    assert (summary["replaced"], summary["dropped_rollouts"]) == (1, 1)
+    assert summary["replaced"] == 1
     assert "restarts" not in summary
 
 

@@ -54,7 +54,7 @@ def test_a_control_block_counts_what_each_scheduler_spends():
     places = range(0, 8 * 4096, 4096)
     layout = ControlLayout(
         (("actor", 0), ("learner", 0)), activities(["env"], ["a>b"]), {}, 4, {},
-        *places[:6], kept=({},) * 6, marks=places[6], in_flight=places[7], shows={},
+        *places[:3], kept=({},) * 6, marks=places[3], shows={},
     )  # fmt: skip
     control = ControlBlock(layout, memory)
     control.enter_stage(0, "env", 7)

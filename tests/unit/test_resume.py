@@ -17,7 +17,6 @@ import shoal
 from laws.cases import FOUR, ONE, WRITTEN
 from laws.differences import difference
 from shoal.errors import CheckpointError, SettingError
-from shoal.planning.channel_specs import MOST_IN_FLIGHT
 from shoal.runs.checkpoints import read_newest, read_record, ticks_in
 from shoal.runs.folder import locked
 from unit.toy_loop import Toy, agreeing, check_error, plain
@@ -244,11 +243,8 @@ def test_a_restart_changes_only_the_episodes(tmp_path):
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=SLOW)])
 def test_asynchronous_replicas_resume_from_their_latest_ticks(tmp_path, backend):
     part = train(tmp_path, "run", shoal.impala(2), 60, backend=backend, checkpoint_every=5).folder
-    in_flight = read_record(part / "checkpoints" / "60")["in_flight"]
-    assert 0 <= in_flight <= 2 * MOST_IN_FLIGHT
     after = resume(part, ticks=70)
     assert after.summary["ticks"] == 70
-    assert after.summary.get("dropped_rollouts", 0) == in_flight, "they are dropped"
     assert [row["tick"] for row in rows(part)] == list(range(70))
     steps = [row["env_steps"] for row in rows(part)]
     assert len({b - a for a, b in pairwise(steps)}) == 1

@@ -11,7 +11,7 @@ from shoal.runtime.execution.worker_status import WorkerStatus
 
 def test_the_status_shows_why_workers_wait(tmp_path, capsys):
     write_json(tmp_path / "summary.json", {"status": "running", "ticks": 12})
-    status = Status(tmp_path, {"ticks": 13, "replaced": 2, "dropped_rollouts": 1}, print)
+    status = Status(tmp_path, {"ticks": 13, "replaced": 2}, print)
     statuses = {
         "actor[0]": WorkerStatus(13, "", 4711, "env", 13, 75.0),
         "learner[0]": WorkerStatus(12, "learner[0] waits for actor", 4712),
@@ -19,7 +19,7 @@ def test_the_status_shows_why_workers_wait(tmp_path, capsys):
     status.stand(lambda: statuses)
     assert main(["status", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "running, tick 13, 2 replaced, 1 rollouts dropped; updated 0 s ago" in printed
+    assert "running, tick 13, 2 replaced; updated 0 s ago" in printed
     assert "learner[0] waits for actor" in printed
     assert "4711" in printed
     assert "env for 75 s" in printed

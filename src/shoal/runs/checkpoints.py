@@ -106,7 +106,6 @@ class CheckpointFile(TypedDict):
     resumed: NotRequired[list[Index]]
     episodes: NotRequired[EpisodeRow]
     lags: NotRequired[dict[Annotated[str, "a lag"], Steps]]
-    in_flight: NotRequired[Index]
 
 
 class Saved(NamedTuple):

@@ -75,7 +75,6 @@ class Losses(TypedDict):
 
     restarts: NotRequired[Steps]
     replaced: NotRequired[Steps]
-    dropped_rollouts: NotRequired[Steps]
 
 
 class SummaryFile(Losses):

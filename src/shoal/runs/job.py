@@ -208,7 +208,6 @@ def run_job(run: Run, options: RunOptions) -> Trained:
         stack.callback(logger.close)
         saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
         recovery = _recovery(drawn.graph, record, summary, say)
-        _lose(summary, say, since.progress.get("in_flight", 0))
         with listening(say), environments_closed():
             result = _run(drawn, record, since, saving, recovery)
             if not result.stopped_by:
@@ -232,14 +231,9 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Log) 
         summary["restarts"] = summary.get("restarts", 0) + 1
         say(f"{error.what}; continuing from tick {tick}")
 
-    known: dict[str, int] = {}
-
     def replaced(loss: WorkerFailure) -> None:
-        lost = loss.lost - known.pop(loss.worker, 0)
-        summary["dropped_rollouts"] = summary.get("dropped_rollouts", 0) + lost
         if loss.is_new:
             summary["replaced"] = summary.get("replaced", 0) + 1
-            known[loss.worker] = loss.lost
         else:
             say(str(loss))
 
@@ -252,15 +246,7 @@ def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Log) 
         replaced=replaced,
         replaces=times,
         say=say,
-        dropped=partial(_lose, summary, say),
     )
-
-
-def _lose(summary: dict[str, Any], say: Log, turns: int) -> None:
-    """Count rollouts that were in flight in the state that a run starts from: they are dropped."""
-    if turns:
-        summary["dropped_rollouts"] = summary.get("dropped_rollouts", 0) + turns
-        say(f"{turns} {'rollout' if turns == 1 else 'rollouts'} in flight then dropped")
 
 
 def _run(
@@ -447,7 +433,7 @@ class Saving:
             # Asynchronous replicas gave their parts later than that.
             counts = self.logger.counts(snapshot.tick)
         if counts is not None and snapshot.tick not in ticks_in(self._checkpoints.folder):
-            self._checkpoints.write(snapshot, {**counts, "in_flight": snapshot.in_flight})
+            self._checkpoints.write(snapshot, counts)
         self.logger.awaits = False
         self._last, self._when = snapshot.tick, time.monotonic()
 

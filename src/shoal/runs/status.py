@@ -25,13 +25,7 @@ Lags = Callable[[], Mapping[str, Any]]
 FILE, WANTED = "status.json", "scale.json"
 EVERY = 1.0  # seconds
 LATE_S = 10 * EVERY  # since a run in progress has written its status last
-COPIED = (
-    "ticks",
-    "seconds",
-    "restarts",
-    "replaced",
-    "dropped_rollouts",
-)  # from a run's summary, while it runs
+COPIED = ("ticks", "seconds", "restarts", "replaced")  # from a run's summary, while it runs
 
 
 class Status:
@@ -162,8 +156,8 @@ def read_status(folder: Path) -> tuple[SummaryFile, StatusFile | None]:
 
 def _losses(summary: SummaryFile) -> str:
     """The losses so far as text; empty if there are none."""
-    names = {"restarts": "restarts", "replaced": "replaced", "dropped_rollouts": "rollouts dropped"}
-    return "".join(f", {count} {names[n]}" for n, count in summary.items() if n in names and count)
+    counted = [n for n in ("restarts", "replaced") if summary.get(n)]
+    return "".join(f", {summary[name]} {name}" for name in counted)
 
 
 def shown(folder: Path) -> tuple[str, Table | None]:

@@ -17,14 +17,12 @@ class WorkerFailure(NamedTuple):
 
     worker: str
     why: str
-    lost: int  # messages that it had in flight, as far as is known
     seconds: float | None = None
     is_new: bool = True
 
     def __str__(self) -> str:
-        some = f"{self.lost} {'message' if self.lost == 1 else 'messages'} lost"
         after = "not replaced" if self.seconds is None else f"replaced after {self.seconds:.1f} s"
-        return f"{self.why}; {after}; {some}"
+        return f"{self.why}; {after}"
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,6 @@ class FlowControl(Protocol):
         """The channel's spec."""
         ...
 
-    @property
-    def in_flight(self) -> int:
-        """The number of asynchronous turns in flight: begun, and not yet used by the reader."""
-        ...
-
     def may_put(self, end: int) -> bool:
         """Whether a writer's endpoint has room for its next message."""
         ...
@@ -203,14 +198,6 @@ class ChannelState:
         self._may_put = [Cursor() for _ in range(self.spec.writers)]
         self._may_take = [Cursor() for _ in range(self.spec.readers)]
 
-    @property
-    def in_flight(self) -> int:
-        """The number of asynchronous turns in flight: begun, and not yet used by the reader."""
-        ledger = self.counts.ledger
-        if self.bundle is None or ledger is None:
-            return 0
-        return sum(1 for _ in ledger.in_flight())
-
     def may_put(self, end: int) -> bool:
         """Whether a writer's endpoint has room for its next message."""
         return may_put(self.spec.gate, self.counts, end, self._may_put[end])
@@ -292,8 +279,8 @@ class ChannelState:
         return min(self.counts.puts[w] for w in self.spec.gate.sources[end]) - 1
 
 
-def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> int:
-    """Roll back the incomplete turns of lost endpoints; returns the number of turns.
+def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end: int) -> None:
+    """Roll back the incomplete turns of lost endpoints.
 
     The endpoints have the same index in `fragments`, which run in lockstep. No reader has used an
     incomplete turn. Complete turns stay, and are taken once. Messages in flight between these
@@ -305,15 +292,11 @@ def take_back(channels: Iterable[ChannelState], fragments: Collection[str], end:
         if within and isinstance(gate.flow, Lockstep | Serve):
             counts.puts[end] = counts.takes[end] = 0
     own = [c for gate, c in gates if gate.writer in fragments and takes_some(gate.flow)]
-    if not own:
-        return 0
-    whole, ledger = min(c.puts[end] for c in own), own[0].ledger
+    whole = min((c.puts[end] for c in own), default=0)
     for counts in own:
         counts.puts[end] = whole
-    assert ledger is not None
-    lost = max(0, ledger.begun[end] - whole)
-    ledger.begun[end] -= lost
-    return lost
+        assert counts.ledger is not None
+        counts.ledger.begun[end] = min(counts.ledger.begun[end], whole)
 
 
 def _each(wakers: Iterable[Waker]) -> list[Waker]:

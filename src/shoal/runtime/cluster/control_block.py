@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shoal.planning.plan import Replica
-from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, fence
+from shoal.runtime.channels.shared_memory import LINE, FutexWaker, Memory, fence
 from shoal.runtime.cluster.control_layout import (
     MOST_LAGS,
     NOTE,
@@ -19,7 +19,6 @@ from shoal.runtime.cluster.control_layout import (
     SNAP,
     START,
     ControlLayout,
-    EndpointLayout,
 )
 from shoal.runtime.execution.scheduler import Stopped
 from shoal.runtime.execution.snapshot import Asked
@@ -37,34 +36,29 @@ class ControlBlock:
     ) -> None:
         self._layout, self._memory = layout, memory
         self._words = memory.words(layout.words, 5)
-        count = len(layout.schedulers)
-        self._started, self._completed, self._lost, self._leaves = (
-            memory.words(layout.counts + i * count * LINE, count) for i in range(4)
-        )
+        self._records = memory.array(layout.records, (len(layout.schedulers),), layout.record)
+        self._started = self._records["started"]
         self._endpoints = list(layout.endpoints)
         self._marks = memory.packed(layout.marks, len(self._endpoints) * (START + 1))
-        self._in_flight = memory.packed(layout.in_flight, START + 1)
-        self._notes = memory.array(layout.notes, (count, NOTE), "uint8")
-        self._stages = memory.words(layout.stages, 3 * count)
-        self._spent = memory.packed(layout.spent, count * len(layout.activities))
         self._numbers = {name: n for n, name in enumerate(layout.activities)}
         self._check = check
 
     def enter_stage(self, scheduler: int, stage: str, tick: int) -> None:
         """Record that a scheduler starts a stage in Python."""
-        self._stages[3 * scheduler + 1], self._stages[3 * scheduler + 2] = tick, time.monotonic_ns()
-        self._stages[3 * scheduler] = 1 + self._numbers[f"in {stage}"]
+        record = self._records[scheduler]
+        record["stage_tick"], record["stage_since"] = tick, time.monotonic_ns()
+        record["stage"] = 1 + self._numbers[f"in {stage}"]
 
     def leave_stage(self, scheduler: int) -> None:
         """Record that the stage has returned or failed."""
-        number, _, since = self._stages[3 * scheduler : 3 * scheduler + 3]
-        self._stages[3 * scheduler] = 0
-        self.spend(scheduler, self._layout.activities[number - 1], time.monotonic() - since / 1e9)
+        record = self._records[scheduler]
+        activity, since = self._layout.activities[record["stage"] - 1], record["stage_since"]
+        record["stage"] = 0
+        self.spend(scheduler, activity, time.monotonic() - float(since) / 1e9)
 
     def spend(self, scheduler: int, activity: str, seconds: float) -> None:
         """Count seconds that a scheduler has spent in a stage in Python, or waiting."""
-        at = scheduler * len(self._numbers) + self._numbers[activity]
-        self._spent[at] += int(seconds * 1e9)
+        self._records["spent"][scheduler, self._numbers[activity]] += int(seconds * 1e9)
 
     def waker(self, scheduler: int, spin: float = 0.0) -> FutexWaker:
         """The waker of a scheduler's process."""
@@ -93,47 +87,38 @@ class ControlBlock:
 
     def note(self, scheduler: int, text: str) -> None:
         """Write what a scheduler waits for; empty once it resumes."""
-        said = text.encode(errors="replace")[: NOTE - 1]
-        self._notes[scheduler, : len(said)] = np.frombuffer(said, np.uint8)
-        self._notes[scheduler, len(said)] = 0
+        self._records[scheduler]["note"] = text.encode(errors="replace")[:NOTE]
 
     def status(self, scheduler: int, pid: int) -> WorkerStatus:
         """What a scheduler is doing, in the process `pid`."""
-        note = self._notes[scheduler].tobytes().partition(b"\0")[0].decode(errors="replace")
-        ticks = int(self._started[scheduler] or self._completed[scheduler])
-        number, tick, since = self._stages[3 * scheduler : 3 * scheduler + 3]
-        all_spent = self._spent[scheduler * len(self._numbers) :]
-        spent = {name: ns / 1e9 for name, ns in zip(self._numbers, all_spent, strict=False) if ns}
-        if not number:
+        record = self._records[scheduler].copy()
+        note = record["note"].decode(errors="replace")
+        ticks = int(record["started"] or record["completed"])
+        spent = {
+            n: ns / 1e9 for n, ns in zip(self._numbers, record["spent"].tolist(), strict=True) if ns
+        }
+        if not record["stage"]:
             return WorkerStatus(ticks, note, pid, spent=spent)
-        seconds = (time.monotonic_ns() - since) / 1e9
-        stage = self._layout.activities[number - 1].removeprefix("in ")
-        return WorkerStatus(ticks, note, pid, stage, tick, seconds, spent)
+        seconds = (time.monotonic_ns() - int(record["stage_since"])) / 1e9
+        stage = self._layout.activities[record["stage"] - 1].removeprefix("in ")
+        return WorkerStatus(ticks, note, pid, stage, int(record["stage_tick"]), seconds, spent)
 
     def count_tick(self, scheduler: int) -> None:
         """Count a tick that an endpoint of a scheduler has completed."""
-        self._completed[scheduler] += 1
-
-    def add_dropped(self, scheduler: int, count: int) -> None:
-        """Count ticks that were in flight when a scheduler was lost as dropped."""
-        self._lost[scheduler] += count
+        self._records[scheduler]["completed"] += 1
 
     def dismiss(self, scheduler: int, word: int = 1) -> None:
         """Stop an asynchronous scheduler after its current tick; with 0, let it run again."""
-        self._leaves[scheduler] = word
+        self._records[scheduler]["leaves"] = word
         self.waker(scheduler).notify()
 
     def may_turn(self, scheduler: int) -> bool:
         """Whether an asynchronous scheduler may start another tick."""
-        return not self._leaves[scheduler]
-
-    def losses(self) -> list[int]:
-        """The number of dropped ticks of each scheduler, as far as this host knows."""
-        return list(self._lost)
+        return not self._records[scheduler]["leaves"]
 
     def completed(self, scheduler: int) -> int:
         """The number of ticks that the endpoints of a scheduler have completed, over restarts."""
-        return self._completed[scheduler]
+        return int(self._records[scheduler]["completed"])
 
     def begin(self, ticks: int) -> None:
         """Let every scheduler run until `ticks`."""
@@ -149,7 +134,7 @@ class ControlBlock:
         """Pause all schedulers until `stop_at` or `snap_at`; the number of ticks started so far."""
         self._words[HOLDING] = 1
         fence()
-        return max(self._started, default=0)
+        return int(self._started.max(initial=0))
 
     def stop_at(self, tick: int) -> None:
         """Stop before `tick`, and resume the schedulers until then."""
@@ -190,14 +175,6 @@ class ControlBlock:
             if name in self._layout.cells:
                 self._share(slot, replica, name)[...] = x
         self._marks[mark] = tick + 1
-
-    def write_in_flight(self, slot: int, count: int) -> None:
-        """Write how many asynchronous ticks were in flight when a slot was written."""
-        self._in_flight[slot] = count
-
-    def in_flight(self) -> list[int]:
-        """The number of ticks in flight when each slot was written."""
-        return list(self._in_flight)
 
     def forget(self, slot: int, replica: Replica) -> None:
         """Mark an endpoint's share in a slot as missing."""
@@ -242,29 +219,17 @@ class ControlBlock:
     def show(self, replica: Replica) -> MetricsRing:
         """The metrics ring of one endpoint."""
         layout = self._layout
-        return MetricsRing(self._memory, layout.shows[replica], layout.endpoints[replica])
+        return MetricsRing(self._memory, layout.shows[replica], layout.endpoints[replica].shown)
 
 
-@dataclass
 class MetricsRing:
     """A ring buffer of one endpoint's metrics, read by the driver."""
 
-    memory: Memory
-    first: int
-    endpoint: EndpointLayout
-    _slots: list[tuple[memoryview, dict[str, np.ndarray]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._puts, self._takes = (self.memory.words(self.first + i * LINE, 1) for i in range(2))
-        slots = Allocator()
-        slots.take(2 * LINE)
-        for _ in range(SHOWN):
-            words = self.memory.packed(self.first + slots.take((2 + MOST_LAGS) * 8), 2 + MOST_LAGS)
-            arrays = {}
-            for spec in self.endpoint.shown:
-                place = self.first + slots.take(spec.nbytes)
-                arrays[spec.name] = self.memory.array(place, spec.shape, spec.dtype)
-            self._slots.append((words, arrays))
+    def __init__(self, memory: Memory, first: int, record: np.dtype[Any]) -> None:
+        self._puts, self._takes = (memory.words(first + i * LINE, 1) for i in range(2))
+        self._slots = memory.array(first + 2 * LINE, (SHOWN,), record)
+        metrics = self._slots["metrics"]
+        self._metrics = {name: metrics[name] for name in metrics.dtype.names or ()}
 
     def is_new(self) -> bool:
         """Whether there are metrics that the driver has not read."""
@@ -281,22 +246,22 @@ class MetricsRing:
 
     def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:
         """Write a tick's metrics to the next slot, which must be free."""
-        words, arrays = self._slots[self._puts[0] % SHOWN]
-        count = min(len(lags), MOST_LAGS)
-        words[0], words[1] = tick, count
-        for i in range(count):
-            words[2 + i] = lags[i]
-        for name, x in arrays.items():
-            x[...] = np.asarray(metrics[name])
+        index, lags = self._puts[0] % SHOWN, lags[:MOST_LAGS]
+        slot = self._slots[index]
+        slot["tick"], slot["lag_count"] = tick, len(lags)
+        slot["lags"][: len(lags)] = lags
+        for name, xs in self._metrics.items():
+            xs[index] = metrics[name]
         self._puts[0] += 1
 
     def take(self) -> Iterator[tuple[int, dict[str, np.ndarray], tuple[int, ...]]]:
         """Read the waiting metrics in order and free their slots."""
         while self._takes[0] < self._puts[0]:
-            words, arrays = self._slots[self._takes[0] % SHOWN]
-            found = {name: np.array(x) for name, x in arrays.items()}
-            lags = tuple(words[2 : 2 + words[1]])
-            yield words[0], found, lags
+            index = self._takes[0] % SHOWN
+            slot = self._slots[index]
+            found = {name: np.array(xs[index]) for name, xs in self._metrics.items()}
+            lags = tuple(slot["lags"][: slot["lag_count"]].tolist())
+            yield int(slot["tick"]), found, lags
             self._takes[0] += 1
 
 

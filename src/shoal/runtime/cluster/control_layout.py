@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,20 +27,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class MetricSpec:
-    """The name, shape and dtype of a metric of one endpoint."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the metric."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
 class EndpointLayout:
     """One endpoint: its replica, its scheduler, what it carries, and its metrics."""
 
@@ -47,13 +34,7 @@ class EndpointLayout:
     scheduler: int
     ends: int  # of its fragment, which share the rows of each value
     carried: frozenset[str]
-    shown: tuple[MetricSpec, ...]
-
-    @property
-    def ring_size(self) -> int:
-        """Bytes of its metrics ring: two counts; for each slot a tick, its lags and its metrics."""
-        arrays = sum(-(-spec.nbytes // LINE) * LINE for spec in self.shown)
-        return 2 * LINE + SHOWN * ((2 + MOST_LAGS) * 8 + LINE + arrays)
+    shown: np.dtype[Any]  # the record of a tick: its number, its lags and its metrics
 
 
 @dataclass(frozen=True)
@@ -66,15 +47,16 @@ class ControlLayout:
     rows: int
     endpoints: Mapping[Replica, EndpointLayout]
     words: int
-    counts: int  # four for each scheduler
+    records: int  # one for each scheduler
     wakers: int
-    notes: int
-    stages: int
-    spent: int
     kept: tuple[Mapping[str, int], ...]
     marks: int
-    in_flight: int
     shows: Mapping[Replica, int]
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The record of a scheduler: what it has done, does, and waits for."""
+        return scheduler_record(len(self.activities))
 
     def span(self, replica: Replica, cell: ArraySpec) -> tuple[slice, ...]:
         """The slices of a value that an endpoint holds."""
@@ -95,6 +77,24 @@ class ControlLayout:
         return found
 
 
+def scheduler_record(activities: int) -> np.dtype[Any]:
+    """The record of a scheduler, in cache lines of its own."""
+    counts = ("started", "completed", "leaves", "stage", "stage_tick", "stage_since")
+    fields = [
+        *((name, "i8") for name in counts),
+        ("spent", "i8", (activities,)),
+        ("note", f"S{NOTE}"),
+    ]
+    size = np.dtype(fields).itemsize
+    return np.dtype([*fields, ("rest", f"V{-size % LINE}")])
+
+
+def metrics_record(metrics: list[tuple[str, str, tuple[int, ...]]]) -> np.dtype[Any]:
+    """The record of an endpoint's tick, for metrics of these names, types and shapes."""
+    head = [("tick", "i8"), ("lag_count", "i8"), ("lags", "i8", (MOST_LAGS,))]
+    return np.dtype([*head, ("metrics", np.dtype(metrics, align=True))], align=True)
+
+
 def make_control_layout(
     plan: Plan, programs: Mapping[str, Program], memory: Allocator
 ) -> ControlLayout:
@@ -111,18 +111,14 @@ def make_control_layout(
     return ControlLayout(
         schedulers, timed, cells, rows, endpoints,
         words=take(5 * LINE),
-        counts=take(4 * count * LINE),
+        records=take(count * scheduler_record(len(timed)).itemsize),
         wakers=take((count + 1) * LINE),
-        notes=take(count * NOTE),
-        stages=take(3 * count * LINE),
-        spent=take(count * len(timed) * 8),
         kept=tuple(
             {name: take(size) for name, size in sizes.items()} if slot in slots else {}
             for slot in range(START + 1)
         ),
         marks=take(len(endpoints) * (START + 1) * 8),
-        in_flight=take((START + 1) * 8),
-        shows={replica: take(endpoint.ring_size) for replica, endpoint in endpoints.items()},
+        shows={r: take(2 * LINE + SHOWN * e.shown.itemsize) for r, e in endpoints.items()},
     )  # fmt: skip
 
 
@@ -142,10 +138,9 @@ def _endpoints(
     for fragment, program in programs.items():
         ends = plan.ends(fragment)
         rows = plan.batch(fragment) // ends
-        shown = tuple(
-            MetricSpec(name, make_cell(values[v]).rows(rows), values[v].dtype)
-            for name, v in program.metrics
-        )
+        metrics = [(name, values[v].dtype, make_cell(values[v]).rows(rows))
+                   for name, v in program.metrics]  # fmt: skip
+        shown = metrics_record(metrics)
         carried = frozenset(before for before, _ in program.carry)
         for line in lagged(plan):
             carried |= frozenset(line.past_names if line.writer == fragment else ())

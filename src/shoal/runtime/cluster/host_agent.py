@@ -145,8 +145,7 @@ class HostAgent:
         """Drop the in-flight messages of these endpoints; no reader here waits for them."""
         states = [channel.state for channel in rings.open(self._memory).values()]
         for group in together:
-            lost = take_back(states, {fragment for fragment, _ in group}, group[0][1])
-            self.control.add_dropped(self._layout.endpoints[group[0]].scheduler, lost)
+            take_back(states, {fragment for fragment, _ in group}, group[0][1])
         for scheduler in range(len(self._layout.schedulers)):
             self.control.waker(scheduler).notify()
 

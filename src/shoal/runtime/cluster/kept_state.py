@@ -89,9 +89,5 @@ class KeptState:
             for name, x in found.items()
         }
         past = {name: x for name, x in as_jax.items() if name not in inputs}
-        slot = slots[self._counted[0]]
-        in_flight = max(
-            counts[slot] for counts in self._hosts.each(lambda host: host.control.in_flight())
-        )
         values = {name: as_jax[name] for name in inputs}
-        return Snapshot(tick, values, past, in_flight=in_flight)
+        return Snapshot(tick, values, past)

@@ -46,7 +46,6 @@ class RecoveryPolicy:
     replaced: Callable[[WorkerFailure], None] = lambda loss: None
     replaces: int | None = None
     say: Log = lambda line: None  # reports events of replicas
-    dropped: Callable[[int], None] = lambda turns: None  # gets the ticks in flight
 
     def run(
         self,
@@ -83,7 +82,6 @@ class RecoveryPolicy:
                     raise
                 memory.kept = start = self.fresh(memory.newest(getattr(error, "snapshot", None)))
                 self.on_failure(error, start.tick)
-                self.dropped(start.in_flight)
                 lost = error
             except PlaceError as error:
                 # For a while a cluster lists lost hosts, and omits hosts that return.

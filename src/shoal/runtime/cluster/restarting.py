@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
-from shoal.errors import LostError
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
 from shoal.runtime.channels.shm import Rings
@@ -72,7 +70,6 @@ class GroupRestarter:
         self._hosts, self._restart_policy = hosts, restart_policy
         self._left: dict[Group, Left] = {}
         self._fresh: dict[Group, Future[Shares]] = {}
-        self._reported: dict[Group, int] = {}  # messages that were reported as lost
         self._pool = ThreadPoolExecutor(1)  # recreating environments may take time
 
     def end(self, group: Group, incarnation: int) -> None:
@@ -140,20 +137,10 @@ class GroupRestarter:
         }
 
     def report(self, failure: ReportFailure) -> None:
-        """Report a failure, with the number of messages known to be lost."""
-        group, exit = failure.group, failure.exit
-        lost = 0
-        with suppress(LostError):
-            lost = self._lost(group) - self._reported.get(group, 0)
-        if not failure.is_new:
-            self._reported[group] = self._reported.get(group, 0) + lost
-        found = WorkerFailure(exit.worker, exit.what, lost, failure.seconds, failure.is_new)
+        """Report a failure."""
+        exit = failure.exit
+        found = WorkerFailure(exit.worker, exit.what, failure.seconds, failure.is_new)
         self._restart_policy.on_failure(found)
-
-    def _lost(self, group: Group) -> int:
-        """The number of messages lost with a group so far; other hosts may count more later."""
-        losses = self._hosts.each(lambda host: host.control.losses())
-        return sum(found[s] for found in losses for n in group for s in self._specs[n].schedulers)
 
     def close(self) -> None:
         """Stop preparing restarts."""

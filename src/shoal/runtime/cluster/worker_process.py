@@ -188,8 +188,6 @@ class _ProcessReporter:
 def leave(control: ControlBlock, slot: int, worker: ReplicaRunner) -> None:
     """Write an endpoint's carried state to a slot."""
     values = {name: _raw(x) for name, x in (worker.carried | worker.past).items()}
-    if worker.in_flight is not None:
-        control.write_in_flight(slot, worker.in_flight)
     control.write(slot, worker.replica, worker.tick, values)
 
 
@@ -239,17 +237,9 @@ class WorkerSetup:
             self._control.waker(number) if worker_id in config.worker_ids else Silent()
             for number, worker_id in enumerate(layout.schedulers)
         ]
-        schedulers = {
-            worker: layout.endpoints[fragment, end].scheduler
-            for fragment, workers in lines.ends.items() for end, worker in enumerate(workers)
-        }  # fmt: skip
-
-        def lose(worker: int, turns: int) -> None:
-            self._control.add_dropped(schedulers[worker], turns)
-
         check = self._control.check
         links, channels = join_channels(
-            lines, config.number, listener, check, lose, layout.by_end(wakers)
+            lines, config.number, listener, check, layout.by_end(wakers)
         )
         self._channels |= channels
         self._control.add_check(links.check)

@@ -164,11 +164,6 @@ class _Open:
     def __init__(self, spec: ChannelSpec) -> None:
         self.spec = spec
 
-    @property
-    def in_flight(self) -> int:
-        """Always 0: a replay has no asynchronous turns."""
-        return 0
-
     def may_put(self, end: int) -> bool:
         """Always true: there is always room."""
         return True

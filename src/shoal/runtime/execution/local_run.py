@@ -176,8 +176,7 @@ class LocalRun:
             for name in line.past_names:
                 past[name] = self._joined(value_of(name), [rows[name] for rows in held])
         tick = next(s.tick for (f, _), s in in_order if f not in plan.asynchronous)
-        in_flight = max(share.in_flight for share in shares.values())
-        return Snapshot(tick, values, past, in_flight=in_flight)
+        return Snapshot(tick, values, past)
 
     def _joined(self, name: str, rows: list[Any]) -> Any:
         """A value joined from its owner's endpoints, on the snapshot's device."""

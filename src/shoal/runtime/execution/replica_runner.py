@@ -17,7 +17,6 @@ import numpy as np
 
 from shoal.errors import RowError, RunError, ShoalError, user_place
 from shoal.planning.plan import Replica
-from shoal.planning.policy import takes_some
 from shoal.planning.program import Call, Put, Take
 from shoal.planning.segments import (
     Alias,
@@ -204,16 +203,6 @@ class ReplicaRunner:
         }
 
     @property
-    def in_flight(self) -> int | None:
-        """The number of asynchronous turns in flight: begun, and not yet used by this endpoint.
-
-        None if it reads from no asynchronous writers.
-        """
-        states = [channel.state for channel in self._channels.values()]
-        mine = [s for s in states if s.spec.gate.reader == self.replica[0]]
-        return next((s.in_flight for s in mine if takes_some(s.spec.gate.flow)), None)
-
-    @property
     def _turn_number(self) -> int:
         """The number of ticks in this run: channels count from where the run began."""
         return self.tick - self._start.tick
@@ -309,7 +298,7 @@ class ReplicaRunner:
     def share(self) -> Share:
         """A copy of this endpoint's state, with the messages in flight to lagged readers."""
         carried = {name: self._executor.copy(x) for name, x in self.carried.items()}
-        return Share(self.tick, carried, self.past, self.in_flight or 0)
+        return Share(self.tick, carried, self.past)
 
     def handed_over(self) -> Share:
         """The state without a copy, for an endpoint that runs no further tick."""

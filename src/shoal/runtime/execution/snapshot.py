@@ -23,7 +23,6 @@ class Snapshot:
     values: Mapping[str, Any]
     past: Mapping[str, Any] = field(default_factory=dict)
     is_owned: bool = False  # no other holds these arrays: a run may donate them
-    in_flight: int = 0  # asynchronous turns begun and not yet used: a restart drops them
 
     def without(self, names: Iterable[str]) -> Snapshot:
         """The snapshot without these values."""
@@ -48,7 +47,6 @@ class Share(NamedTuple):
     tick: int
     carried: dict[str, Any]
     past: dict[str, Any]
-    in_flight: int = 0
 
 
 class Asked(NamedTuple):

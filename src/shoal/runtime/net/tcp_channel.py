@@ -44,8 +44,6 @@ from shoal.runtime.net.wire import (
 )
 from shoal.runtime.net.wiring import RemoteChannels, View
 
-Lose = Callable[[int, int], None]  # called with a worker and the number of its dropped turns
-
 
 class Outbound:
     """The outbound messages of one endpoint to one other worker."""
@@ -348,8 +346,8 @@ class Granting:
 class _Handler:
     """Dispatches frames to their channels, and handles lost and replaced workers."""
 
-    def __init__(self, channels: Sequence[TcpChannel], remote: RemoteChannels, lose: Lose) -> None:
-        self._channels, self._remote, self._lose = channels, remote, lose
+    def __init__(self, channels: Sequence[TcpChannel], remote: RemoteChannels) -> None:
+        self._channels, self._remote = channels, remote
 
     def buffers(self, frame: Frame) -> list[Any]:
         """The buffers for a frame's body."""
@@ -369,7 +367,8 @@ class _Handler:
                 if worker in group:
                     ends[end].add(fragment)
         states = [channel.state for channel in self._channels]
-        self._lose(other, sum(take_back(states, found, end) for end, found in ends.items()))
+        for end, found in ends.items():
+            take_back(states, found, end)
 
     def replaced(self, other: int, let_in: Callable[[bytes], None]) -> Incoming:
         """Accept a replacement worker; returns the frames that are valid from it."""
@@ -396,15 +395,13 @@ def join_channels(
     me: int,
     listener: socket.socket | None,
     check: Callable[[], None],
-    lose: Lose,
     wakers: Mapping[str, Sequence[Waker]],
 ) -> tuple[Connections, dict[str, TcpChannel]]:
     """Connect worker `me` with the others, and open its channels.
 
     Others connect to `listener`, whose address is in `remote`. A replacement worker connects to the
-    others, and accepts connections only from its restart group. `check` raises if the run stops;
-    `lose` is called with the number of turns dropped with another worker. `wakers` has the waker of
-    every endpoint, by fragment; those of endpoints in other workers do nothing.
+    others, and accepts connections only from its restart group. `check` raises if the run stops.
+    `wakers` has the waker of every endpoint, by fragment; those in other workers do nothing.
     """
     membership = Membership(remote.groups, remote.incarnation)
     links = Connections(me, remote.names, remote.known, check, membership=membership)
@@ -416,7 +413,7 @@ def join_channels(
         for one in {id(waker): waker for of in wakers.values() for waker in of}.values():
             one.notify()
 
-    channels = open_channels(remote, links, wake, lose=lose)
+    channels = open_channels(remote, links, wake)
     for channel in channels.values():
         gate = channel.state.spec.gate
         channel.state.subscribe(wakers[gate.reader], wakers[gate.writer])
@@ -428,7 +425,6 @@ def open_channels(
     links: Connections,
     wake: Callable[[], None] = lambda: None,
     memory: Memory | None = None,
-    lose: Lose = lambda other, turns: None,
 ) -> dict[str, TcpChannel]:
     """Open this worker's side of the channels between hosts, after it has connected.
 
@@ -445,7 +441,7 @@ def open_channels(
             channel.adopt(other, words)
     links.read(
         {other: incoming(every, other) for other in links.links},
-        _Handler(every, remote, lose),
+        _Handler(every, remote),
         wake,
     )
     return dict(zip(rings, every, strict=True))
