@@ -135,6 +135,23 @@ class Chosen(Loop):
         return {"x": x, "keys": keys, "w": w}, {}
 
 
+class Groups(Loop):
+    """GRPO's advantages: neighbouring environments answer one question, and are compared."""
+
+    def tick(self, env, state):
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        scores = score(state["w"] * jnp.ones_like(x), x).reshape(-1, 2)
+        centred = scores - scores.mean(1, keepdims=True)
+        advantages = (centred / (scores.std(1, keepdims=True) + 1)).reshape(-1)
+        w = shoal.stage(self.learn, name="learn")(state["w"], x, advantages)
+        return state | {"keys": keys, "x": x, "w": w}, {}
+
+    @staticmethod
+    def learn(w, x, advantages):
+        loss = lambda w: jnp.mean(advantages[:, None] * jnp.tanh(x * w))  # noqa: E731
+        return w - 0.1 * shoal.mean(jax.grad(loss)(w))
+
+
 class LearntInTick(Loop):
     """A gradient step in tick, in no stage."""
 
@@ -178,6 +195,8 @@ def plan_of(loop, policy):
         (Chances(), shoal.single_learner_coarse(2)),
         (Chosen(), shoal.multi_learner(4)),
         (Chosen(), shoal.single_learner_coarse(2)),
+        (Groups(), shoal.multi_learner(4)),
+        (Groups(), shoal.single_learner_coarse(4)),
         (LearntInTick(), shoal.multi_learner(2)),
         (FromShared(), shoal.single_learner_fine(4)),
         (FromShared(), shoal.decoupled(2, 2, 2)),
@@ -191,6 +210,11 @@ def test_a_cut_gives_the_numbers_of_plain_jax(loop, policy):
     tick = jax.jit(lambda state: loop.tick(None, state)[0])
     wanted = lax.fori_loop(0, TICKS, lambda _, state: tick(state), start)
     assert {name for name, x in wanted.items() if not difference(got[name], x) < 1e-4} == set()
+
+
+def test_groups_are_not_divided():
+    with pytest.raises(shoal.ShoalError, match=r"hold 1 environments each, but .* groups of 2"):
+        plan_of(Groups(), shoal.multi_learner(8))
 
 
 @pytest.mark.parametrize("policy", [shoal.single_learner_coarse(2), shoal.decoupled(2, 2, 2)])

@@ -61,7 +61,7 @@ def put_together(made, layout):
         case Replicated():
             assert all(np.allclose(made[0], x, equal_nan=True) for x in made)
             return made[0]
-        case Sharded(axis, before, after):
+        case Sharded(axis, before, after):  # groups of whole environments, too
             apart = [
                 x.reshape(*x.shape[:axis], before, -1, after, *x.shape[axis + 1 :]) for x in made
             ]
@@ -113,6 +113,11 @@ def each_until(s, continues):
 
 def rows_of(x):
     return x.reshape(-1, x.shape[-1])
+
+
+def pairs(x):
+    """Neighbouring environments as groups of two."""
+    return x.reshape(-1, 2, *x.shape[1:])
 
 
 @shoal.stage(per="env")
@@ -240,9 +245,9 @@ APART = {
     "tiled rows": lambda s: jnp.tile(s["x"], (1, 2, 1)),
     "one by one": lambda s: lax.map(jnp.sin, s["x"][0]),
     "every other of doubled rows": lambda s: jnp.repeat(s["x"], 4, axis=1)[:, 1::2],
-    "a row of each pair of two batches": lambda s: jnp.tile(
-        jnp.repeat(s["x"], 2, axis=1), (1, 2, 1)
-    )[:, 2 * s["i"].size + 1 :: 2],
+    "a row of two of two batches": lambda s: jnp.tile(jnp.repeat(s["x"], 2, axis=1), (1, 2, 1))[
+        :, 2 * s["i"].size + 1 :: 2
+    ],
     "each row until it is large": lambda s: each_until(s, lambda s, x: x.mean() < 2),
     "each row and key, counted": lambda s: jax.vmap(
         lambda x, key: lax.while_loop(
@@ -267,10 +272,28 @@ APART = {
         jnp.arange(s["x"].shape[0])[:, None], jnp.arange(ENVS), s["i"] % WIDE
     ],
     "set by their own numbers": lambda s: s["x"][0].at[jnp.arange(ENVS), s["i"] % WIDE].set(0.5),
+    "mapped by twos": lambda s: lax.map(jnp.cumsum, s["x"][0], batch_size=2),
+    "less the mean of pairs": lambda s: s["x"][0] - jnp.repeat(pairs(s["x"][0]).mean(1), 2, axis=0),
+    "standardised within pairs": lambda s: jax.nn.standardize(pairs(s["x"][0]), axis=1),
+    "ranked within pairs": lambda s: jnp.argsort(pairs(s["x"][0]), 1).reshape(s["x"][0].shape),
+    "the first of each pair at all times": lambda s: s["x"].reshape(s["x"].shape[0], -1, 2, WIDE)[
+        :, :, 0
+    ],
+    "pairs as one row": lambda s: jnp.sort(s["x"][0].reshape(-1, 2 * WIDE), axis=1),
+    "pairs, one after the other": lambda s: lax.scan(
+        lambda c, pair: (c, pair - pair.max(0)), 0, pairs(s["x"][0])
+    )[1],
+    "pairs twice": lambda s: jnp.tile(pairs(s["x"][0]).sum(1), (2, 1)),
+    "pairs and their opposites": lambda s: jnp.split(
+        jnp.concatenate([pairs(s["x"][0]), -pairs(s["x"][0])]), 2
+    )[1],
+    "pairs over all times": lambda s: rows_of(s["x"]).reshape(-1, 2, WIDE).mean(1),
     "slopes by their own numbers": lambda s: jax.grad(
         lambda x: jnp.sum(x[jnp.arange(ENVS), s["i"] % WIDE] ** 2)
     )(s["x"][0]),
 }
+
+GROUPED = [n for n in APART if "pair" in n or "twos" in n]
 
 MIXED = {
     "mean over environments": over(jnp.mean, axis=1),
@@ -299,6 +322,9 @@ MIXED = {
     "first environments": lambda s: s["x"][:, :2],
     "environments by number": lambda s: s["x"][:, jnp.array([1, 0, 1])],
     "environments by environment": lambda s: s["x"][:, s["i"] % 2],
+    "sum over pairs": lambda s: pairs(s["x"][0]).sum(0),
+    "pairs ranked": lambda s: jnp.argsort(pairs(s["x"][0]).sum(1), 0),
+    "scan over pairs": lambda s: by_turns(pairs(s["x"][0])),
     "environment and environment": lambda s: jnp.einsum("tnk,tmk->tnm", s["x"], s["x"]),
     "moments": lambda s: jnp.einsum("tnk,tnj->kj", s["x"], s["x"]),
     "and back": lambda s: rows_of(s["x"])[::-1].reshape(s["x"].shape),
@@ -346,6 +372,11 @@ def test_rows_that_stay_apart_are_seen(name, time):
 def test_rows_that_mix_are_seen(name, time):
     layout = followed(MIXED[name], time)[1]
     assert isinstance(layout, Partial | Varying) or not is_exact(layout)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_replicas_are_to_hold_whole_groups(name):
+    assert [size for size, _ in followed(APART[name], 3)[2].grouped] == [2]
 
 
 def test_a_loop_that_starts_from_numbers_asks_for_them():

@@ -159,3 +159,27 @@ def test_a_loop_that_computes_in_few_digits_may_differ_in_the_last_of_them():
     assert tolerance_of(shoal.trace(Low("float32"), envs=2)) == TOLERANCE
     assert tolerance_of(shoal.trace(Low("float8_e4m3fn"), envs=2)) == 0.25
     assert TOLERANCE < tolerance_of(shoal.trace(Low("bfloat16"), envs=2)) < 0.2
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A loop that moves its weights by a rate."""
+
+    rate: float
+
+    def init(self, key: Any, env: Any, envs: int) -> Any:
+        return {"w": jnp.linspace(0.5, 2.0, 8), "x": jnp.ones((envs, 8))}
+
+    def tick(self, env: Any, state: Any) -> Any:
+        learn = shoal.stage(self.learn, name="learn")
+        return state | {"w": learn(state["w"], see(state["x"]))}, {}
+
+    def learn(self, w: Any, x: Any) -> Any:
+        return w - self.rate * shoal.mean(x.mean(0))
+
+
+@pytest.mark.parametrize(("rate", "is_unknown"), [(1e-7, True), (2e-7, True), (1e-3, False)])
+def test_a_change_that_passes_for_rounding_is_not_called_verified(rate, is_unknown):
+    found = shoal.verify(Slow(rate), None, shoal.multi_learner(2), envs=4, ticks=2)
+    row = next(line for line in str(found).splitlines() if line.startswith("w "))
+    assert ("unknown" in row) == is_unknown

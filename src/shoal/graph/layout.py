@@ -35,6 +35,7 @@ class Replicated:
 class Sharded:
     """A replica's own rows: `axis` is `before` x environments x `after` long.
 
+    `group`: an entry is of so many neighbouring environments, rather than of one.
     `own`: what a replica computed from its share alone went into its rows, so that they are
     only an approximation of the loop's.
     """
@@ -42,6 +43,7 @@ class Sharded:
     axis: int
     before: int = 1
     after: int = 1
+    group: int = 1
     own: bool = False
     cause: Cause = field(default=NO_CAUSE, compare=False)
 
@@ -52,7 +54,7 @@ class Sharded:
     @property
     def is_plain(self) -> bool:
         """Whether the axis is that of the environments alone."""
-        return self.before == self.after == 1
+        return self.before == self.after == self.group == 1
 
     def at(self, axis: int) -> Sharded:
         """The same rows along another axis."""
@@ -60,7 +62,11 @@ class Sharded:
 
     def size(self, rows: int) -> int:
         """The length of the axis for a number of environments."""
-        return self.before * rows * self.after
+        return self.before * self.block(rows)
+
+    def block(self, rows: int) -> int:
+        """The length of one of the `before` parts of the axis."""
+        return rows // self.group * self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +116,20 @@ class Findings:
     """What a walk over a node finds beside layouts.
 
     `faults` forbid the cut; `numbered` are the lines that need to know which environments a
-    replica holds; `approximate` are the lines at which replicas agree approximately.
+    replica holds; `approximate` are the lines at which replicas agree approximately; `grouped`
+    are sizes of groups of neighbouring environments that a replica must hold whole, and lines.
     """
 
     faults: list[Fault] = field(default_factory=list)
     numbered: list[str] = field(default_factory=list)
     approximate: list[str] = field(default_factory=list)
+    grouped: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
         """Add the findings of another walk."""
         for mine, more in zip(
-            (self.faults, self.numbered, self.approximate),
-            (other.faults, other.numbered, other.approximate),
+            (self.faults, self.numbered, self.approximate, self.grouped),
+            (other.faults, other.numbered, other.approximate, other.grouped),
             strict=True,
         ):
             mine += [x for x in more if x not in mine]  # type: ignore[operator]

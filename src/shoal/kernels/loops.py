@@ -119,7 +119,10 @@ def plan_loop(equation: Any) -> Plan:
     )
     first_looped = n_const + n_carry
     outer = [*layouts[:first_looped], *map(_outer, layouts[first_looped:])]
-    carried, made = Flow(count).scan(equation, tuple(outer))
+    flow = Flow(count)
+    carried, made = flow.scan(equation, tuple(outer))
+    if flow.findings.grouped:
+        raise IneligibleError("rows meet their neighbours")
     if carried != layouts[n_const : n_const + n_carry]:
         raise IneligibleError("what it carries mixes rows")
     for layout, var in zip(made[n_carry:], equation.outvars[n_carry:], strict=True):

@@ -54,6 +54,23 @@ def uneven_replicas(plan: Plan) -> Iterator[ShoalError]:
             )
 
 
+def split_groups(plan: Plan) -> Iterator[ShoalError]:
+    """Fragments whose replicas would hold parts of groups of neighbouring environments."""
+    envs = plan.graph.envs
+    for fragment in plan.distribution.fragments:
+        ends = plan.distribution.ends(fragment.name)
+        found = plan.spread.findings.get(fragment.name)
+        for group, source in found.grouped if found else ():
+            if envs // ends % group:
+                fits = [n for n in range(1, ends) if envs % n == 0 and envs // n % group == 0]
+                yield CutError(
+                    f"replicas of `{fragment.name}` hold {envs // ends} environments each, "
+                    f"but the loop takes groups of {group} together",
+                    f"Use {fits[-1]} of them, or {ends * group} environments or a multiple.",
+                    source,
+                )
+
+
 def can_not_agree(plan: Plan) -> Iterator[ShoalError]:
     """Agreements whose result would differ from that of one replica with all environments."""
     for fragment in plan.distribution.fragments:
@@ -325,6 +342,7 @@ def _called(node: Node) -> str:
 
 LAWS = (
     Law("Replicas hold equally many environments", uneven_replicas),
+    Law("Replicas hold whole groups of environments", split_groups),
     Law("What replicas agree on is what the loop has", can_not_agree),
     Law("Replicas agree on what they share", replicas_disagree),
     Law("What holds no fixed environments needs no indices of them", numbered),

@@ -135,6 +135,7 @@ class Flow:
         if step is None:
             return (LOST,) * len(e.outvars)
         self._note_numbered(e, ins, step.ins)
+        self._note_grouped(e, step.outs)
         return step.outs
 
     def _note_numbered(self, e: Any, have: Sequence[Layout], want: Sequence[Layout]) -> None:
@@ -143,6 +144,12 @@ class Flow:
         asks = any(_asks(a, b) for a, b in zip(have, want, strict=False))
         if asks and where not in self.findings.numbered:
             self.findings.numbered.append(where)
+
+    def _note_grouped(self, e: Any, made: Sequence[Layout]) -> None:
+        """Note that a replica must hold whole groups of neighbouring environments."""
+        for group in {x.group for x in made if isinstance(x, Sharded) and x.group > 1}:
+            if group not in {size for size, _ in self.findings.grouped}:
+                self.findings.grouped.append((group, place_of(e)))
 
     def _note_approximate(self, e: Any) -> None:
         if holds(e, lambda x: x.primitive is agree_p and x.params["approximate"]):
@@ -308,7 +315,7 @@ def blocks_step(op: Operation) -> Step | None:
         return None
     (row,) = rows
     made = block_layouts(op.params["jaxpr"], first, samples)
-    if row.axis != 0 or row.size(op.count) != samples or made is None:
+    if row.axis != 0 or row.group > 1 or row.size(op.count) != samples or made is None:
         return None
     ins = (*op.ins[:first], *(row for _ in op.ins[first:]))
     outs = tuple(
@@ -325,7 +332,8 @@ def block_layouts(closed: Any, shared: int, samples: int) -> Layouts | None:
     ins = [REPLICATED if i < shared else Sharded(0) for i in range(len(jaxpr.invars))]
     outs = flow.jaxpr(closed, ins)
     fits = all(x in (REPLICATED, Partial(), Sharded(0)) for x in outs)
-    return outs if fits and not flow.findings.numbered and not flow.findings.faults else None
+    found = flow.findings
+    return None if not fits or found.numbered or found.faults or found.grouped else outs
 
 
 def _asks(have: Layout, want: Layout) -> bool:

@@ -84,9 +84,11 @@ class Share:
         if self.rows == self.count:
             return x
         lead = shape[:axis]
-        split = x.reshape(*lead, rows.before, self.count, rows.after, *shape[axis + 1 :])
+        groups, mine = self.count // rows.group, self.rows // rows.group
+        split = x.reshape(*lead, rows.before, groups, rows.after, *shape[axis + 1 :])
         first = 0 if is_uniform else self.first()
-        mine = lax.dynamic_slice_in_dim(split, first, self.rows, axis + 1)
+        first = first if rows.group == 1 else first // rows.group
+        mine = lax.dynamic_slice_in_dim(split, first, mine, axis + 1)
         return mine.reshape(*lead, rows.size(self.rows), *shape[axis + 1 :])
 
     def summed(self, xs: Sequence[Any], how: str) -> list[Any]:
@@ -117,7 +119,8 @@ class Share:
     def gathered(self, x: Any, rows: Sharded) -> Any:
         """The rows of all replicas, in order."""
         shape, axis = x.shape, rows.axis
-        split = x.reshape(*shape[:axis], rows.before, self.rows, rows.after, *shape[axis + 1 :])
+        mine = self.rows // rows.group
+        split = x.reshape(*shape[:axis], rows.before, mine, rows.after, *shape[axis + 1 :])
         for name in reversed(self.axes):
             split = lax.all_gather(split, name, axis=axis + 1, tiled=True)
         return split.reshape(*shape[:axis], rows.size(self.count), *shape[axis + 1 :])

@@ -185,7 +185,10 @@ class _Rows:
 
     def _has_several(self, name: Any) -> bool:
         """Whether `name` is a value with several rows for each environment."""
-        return isinstance(name, str) and self.values[name].has_rows and self.values[name].differs
+        value = self.values.get(name) if isinstance(name, str) else None
+        if value is None or not isinstance(value.layout, Sharded):
+            return False
+        return value.has_rows and value.differs and value.layout.group == 1
 
     def _folded(self, old: str, new: str, dtype: Any, stage: Stage) -> Iterator[Node]:
         """Operations that make one value of another of its shape, by way of one that can cross."""

@@ -41,29 +41,27 @@ def _reshape(op: Operation) -> Step | None:
     rows = op.rows()
     if rows is None or op.params.get("dimensions") is not None or len(op.ins) > 1:
         return None
-    shape, out = op.shape(), op.out
-    before = math.prod(shape[: rows.axis]) * rows.before
-    after = math.prod(shape[rows.axis + 1 :]) * rows.after
-    found = _axis_with(out, before, after, op.count)
-    if found is None:
-        return None
-    made = replace(rows, axis=found[0], before=found[1], after=found[2])
-    return Step(op.ins, (made,), op.resized("new_sizes", made, made.axis))
+    made = _axis_with(op.out, rows, op.shape(), op.count)
+    return made and Step(op.ins, (made,), op.resized("new_sizes", made, made.axis))
 
 
 def _axis_with(
-    shape: Sequence[int], before: int, after: int, count: int
-) -> tuple[int, int, int] | None:
-    """The environment axis of a shape, and the numbers before and after each row."""
+    out: Sequence[int], rows: Sharded, shape: Sequence[int], count: int
+) -> Sharded | None:
+    """How the rows of `shape` lie in `out`, which has the same numbers in the same order."""
+    before = math.prod(shape[: rows.axis]) * rows.before
+    after = math.prod(shape[rows.axis + 1 :]) * rows.after
     found = []
-    for axis, size in enumerate(shape):
-        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-        if not outer or not inner or before % outer or after % inner:
+    for axis, size in enumerate(out):
+        outer, inner = math.prod(out[:axis]), math.prod(out[axis + 1 :])
+        if not outer or not inner or before % outer:
             continue
-        if size == (before // outer) * count * (after // inner):
-            found.append((axis, before // outer, after // inner))
-    plain = [x for x in found if x[1:] == (1, 1)]
-    return next(iter(plain or found), None)
+        # The smallest groups whose numbers fill whole entries of the axis.
+        group = rows.group * inner // math.gcd(rows.group * inner, after)
+        made = Sharded(axis, before // outer, after * group // (rows.group * inner), group)
+        if group < count and count % group == 0 and size == made.size(count):
+            found.append(replace(made, own=rows.own, cause=rows.cause))
+    return min(found, key=lambda x: (x.group, not x.is_plain), default=None)
 
 
 def _transpose(op: Operation) -> Step | None:
@@ -121,9 +119,9 @@ def _concatenate(op: Operation) -> Step | None:
     if all(x.axis != along for x in found):
         return op.alike(op.common) if op.common else None
     # Rows after rows: more of them before each environment's.
-    rows, block = found[0], op.count * found[0].after
+    rows, block = found[0], found[0].block(op.count)
     sizes = [op.shape(i)[along] for i in range(len(op.ins))]
-    alike = {(x.axis, x.after) for x in found} == {(along, rows.after)}
+    alike = {(x.axis, x.after, x.group) for x in found} == {(along, rows.after, rows.group)}
     if not alike or any(size % block or not size for size in sizes):
         return None
     ins = tuple(replace(rows, before=size // block) for size in sizes)
@@ -161,7 +159,7 @@ def _slice(op: Operation) -> Step | None:
     rows, p = op.rows(), op.params
     if rows is None:
         return None
-    axis, block = rows.axis, op.count * rows.after
+    axis, block = rows.axis, rows.block(op.count)
     start, limit = p["start_indices"][axis], p["limit_indices"][axis]
     stride = p["strides"][axis] if p["strides"] else 1
     # Of several rows for each environment, those at the same places.
@@ -171,7 +169,7 @@ def _slice(op: Operation) -> Step | None:
     out = replace(rows, before=limit // block - start // block, after=rows.after // stride)
 
     def local(share: int) -> dict[str, Any]:
-        size = share * rows.after
+        size = rows.block(share)
         starts, limits = list(p["start_indices"]), list(p["limit_indices"])
         starts[axis] = start // block * size + skipped
         limits[axis] = limit // block * size
@@ -186,12 +184,12 @@ def _split(op: Operation) -> Step | None:
         return None
     if rows.axis != op.params["axis"]:
         return Step(op.ins, (rows,) * len(op.equation.outvars))
-    block, sizes = op.count * rows.after, op.params["sizes"]
+    block, sizes = rows.block(op.count), op.params["sizes"]
     if any(size % block or not size for size in sizes):
         return None
     outs = tuple(replace(rows, before=size // block) for size in sizes)
     return Step(
-        op.ins, outs, lambda share: {"sizes": tuple(s // block * share * rows.after for s in sizes)}
+        op.ins, outs, lambda share: {"sizes": tuple(s // block * rows.block(share) for s in sizes)}
     )
 
 

@@ -48,6 +48,7 @@ class Verification:
     ticks: int
     differences: Mapping[str, float]
     tolerance: float = TOLERANCE
+    unclear: frozenset[str] = frozenset()  # values that change by no more than rounding
 
     @property
     def largest(self) -> float:
@@ -63,14 +64,17 @@ class Verification:
         lag = max((lag_of(c.flow) for c in self.plan.channels), default=0)
         against = f"the fused program with a delay of {lag}" if lag else "the fused program"
         verdict = "the same numbers" if self.holds else "DIFFERENT NUMBERS"
-        rows = [
-            (name, f"{difference:.1e}" if difference else "0")
-            for name, difference in self.differences.items()
-        ]
+        rows = [(name, self._cell(name)) for name in self.differences]
         what = f"{self.plan.distribution.name} on {self.backend}, {self.ticks} ticks"
         head = [f"{what}, against {against}: {verdict}"]
         head += [approximate_text(self.plan)] if self.plan.approximate else []
         return "\n".join([*head, "", *table(("value", "largest difference"), rows)])
+
+    def _cell(self, name: str) -> str:
+        difference = self.differences[name]
+        if not difference and name in self.unclear:
+            return "unknown: it changes by no more than rounding; verify more ticks"
+        return f"{difference:.1e}" if difference else "0"
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,15 @@ def verify_plan(plan: Plan, backend: str, *, ticks: int, state: Any = None) -> V
         f"{METRICS}.{name}": shown_difference(got.metrics[name], x)
         for name, x in wanted.metrics.items()
     }
-    return Verification(plan, backend, ticks, by_root(found) | shown, tolerance_of(graph))
+    unclear = by_root({n: _is_unclear(named[n], wanted.values[n]) for n in graph.inputs})
+    return Verification(
+        plan,
+        backend,
+        ticks,
+        by_root(found) | shown,
+        tolerance_of(graph),
+        frozenset(name for name, is_unclear in unclear.items() if is_unclear),
+    )
 
 
 def _course(plan: Plan, backend: str, ticks: int, start: Any) -> Course:
@@ -169,6 +181,18 @@ def carried_difference(start: Any, got: Any, wanted: Any) -> float:
     before, x, y = as_numbers(start), as_numbers(got), as_numbers(wanted)
     size = np.maximum(np.abs(before), np.abs(y))
     return _excess(x, y, ULPS * resolution(wanted) * size, _largest(y - before))
+
+
+def _is_unclear(start: Any, wanted: Any) -> bool:
+    """Whether an array changes, but so little that a tenth of its change passes for rounding."""
+    if is_discrete(wanted):
+        return False
+    before, y = as_numbers(start), as_numbers(wanted)
+    size, change = np.maximum(np.abs(before), np.abs(y)), np.abs(y - before)
+    moved = np.isfinite(change) & (change > 0)
+    return bool(
+        moved.any() and np.all(change[moved] < 10 * ULPS * resolution(wanted) * size[moved])
+    )
 
 
 def shown_difference(got: Any, wanted: Any) -> float:
