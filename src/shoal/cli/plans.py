@@ -24,7 +24,13 @@ from shoal.runs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.records import scalars
 from shoal.runs.saved_plans import load_plan, save_plan
 from shoal.runs.sources import with_sources
-from shoal.runs.training import chosen_distribution, chosen_plan, draw, verified
+from shoal.runs.training import (
+    chosen_distribution,
+    chosen_plan,
+    draw,
+    simulated_plan,
+    verified,
+)
 from shoal.runs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
 from shoal.runtime.debug.record import record as recorded
@@ -38,7 +44,7 @@ from shoal.shapes import Between, Count, Index, Seed, ShapeError, misfit
 from shoal.tracing.trace import trace
 
 Json = dict[str, Any]
-CHOICE = "Choosing"
+CHOICE, SIMULATED = "Choosing and simulating", 100  # ticks
 OUTPUT, FORMATS = "Output", (".txt", ".json", ".html")
 OUT = Doc("write a .txt, .json or .html file instead", OUTPUT, "FILE")
 
@@ -61,6 +67,9 @@ class PlanOptions(LoopOptions):
     cluster: Annotated[Path | None, Doc("of these hosts (TOML)", CHOICE, "FILE", "this one")] = None
     profile: Annotated[
         Path | None, Doc("what the loop's parts cost", CHOICE, "FILE", "measured")
+    ] = None
+    simulate: Annotated[
+        Count | None, Doc("ticks of a simulation, with the same flow control", CHOICE, "N")
     ] = None
     measure: Annotated[bool, Doc("run the best few for seconds, too", CHOICE)] = False
     allow_lag: Annotated[Index, Doc("ticks of lag; changes learning", CHOICE, "N", "0")] = 0
@@ -132,7 +141,12 @@ def plan(options: PlanOptions) -> int:
     """Print how a loop would run."""
     check_file(options.out, *FORMATS)
     check_file(options.save)
-    drawn = _chosen(options) if options.auto else _drawn(options)[0]
+    if options.auto:
+        drawn = _chosen(options)
+    elif options.simulate or options.cluster:
+        drawn = _simulated(options)
+    else:
+        drawn = _drawn(options)[0]
     if options.save is not None:
         save_plan(drawn, options.save)
     text = "\n".join([str(drawn), *map(str, kernel_parts(drawn))])
@@ -145,6 +159,15 @@ def _chosen(options: PlanOptions) -> Plan:
         choice = chosen_plan(options, choice_of(options), status.update)
     print(f"{choice}\n")
     return choice.plan
+
+
+def _simulated(options: PlanOptions) -> Plan:
+    """The plan that the options name, on the hosts of a file if they say so; it is simulated."""
+    with Console(stderr=True).status("measuring") as status:
+        ticks, how = options.simulate or SIMULATED, choice_of(options)
+        drawn, text = simulated_plan(options, ticks, how, status.update)
+    print(f"{text}\n")
+    return drawn
 
 
 def choice_of(options: PlanOptions) -> ChoiceOptions:

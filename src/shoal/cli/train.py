@@ -14,14 +14,15 @@ from rich.console import Console
 from shoal.cli.files import run_folder
 from shoal.errors import SettingError
 from shoal.planning.policy import DistributionPolicy
-from shoal.runs.choosing import AUTO
+from shoal.runs.choosing import AUTO, ChoiceOptions
 from shoal.runs.folder import new_folder
 from shoal.runs.job import Trained
 from shoal.runs.options import LOOP, PLACE, Doc, ResumeOptions, TrainOptions
 from shoal.runs.resuming import resumed
-from shoal.runs.training import trained
+from shoal.runs.training import simulated_plan, trained
 
 MOST_SEEDS = 1000
+SIMULATED, TICKS = "simulated", 100  # a backend that runs nothing, and how long by default
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ def _title(options: TrainOptions) -> str:
 def train_once(options: TrainOptions) -> int:
     """Train, and print how it ended."""
     console = Console(highlight=False, soft_wrap=True)
+    if options.backend == SIMULATED:
+        with console.status("measuring") as status:
+            ticks, how = options.ticks or TICKS, ChoiceOptions()
+            drawn, text = simulated_plan(options, ticks, how, status.update)
+        console.print(f"{text}\n\n{drawn}", markup=False)
+        return 0
     if options.distribute is None:
         options = replace(options, distribute=AUTO)
     with _waiting("tracing and planning", console) as announce:

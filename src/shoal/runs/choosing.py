@@ -9,17 +9,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from shoal.errors import SettingError
 from shoal.graph.ir import Graph
 from shoal.planning.cluster import Cluster
+from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy
-from shoal.roles import steps_a_tick
+from shoal.roles import steps_a_tick, with_roles
+from shoal.search.calibrate import measured
 from shoal.search.candidates import LOCAL, Goal, named
-from shoal.search.choose import Choice, calibrated, chosen, counterfactuals, halved
+from shoal.search.choose import SECONDS, Choice, calibrated, chosen, counterfactuals, halved
 from shoal.search.cluster_file import load_cluster
-from shoal.search.kept import kept_profile, machine_name, profile_path
+from shoal.search.kept import keep, kept_profile, machine_name, machine_profile, profile_path
+from shoal.simulation.estimate import estimate
+from shoal.simulation.events import simulate
 from shoal.simulation.profile import Profile
-from shoal.simulation.script import NETWORK, loop_print
+from shoal.simulation.script import NETWORK, Scripts, Unmeasured, loop_print, rows_of
 
 AUTO = "auto"  # as the name of a distribution policy
 VARIABLE = "SHOAL_AUTO"  # `off`: nothing is measured or chosen
@@ -166,3 +171,47 @@ def profile_from(path: Path, graph: Graph, say: Say) -> Profile | None:
     if found.machine != (here := machine_name()):
         say(f"{path} is of another machine ({found.machine}); this is {here}")
     return found
+
+
+# shoal plan --simulate
+
+
+def simulated(plan: Plan, machine: Cluster, ticks: int, options: ChoiceOptions, say: Say) -> str:
+    """What a plan does in a simulation, beside its estimate; what its parts cost is measured here.
+
+    On a cluster of a file, messages between hosts cost what the file says of its link.
+    """
+    graph = plan.graph
+    profile = profile_from(options.profile, graph, say) if options.profile else None
+    if profile is None:
+        known = kept_profile(graph, say) or machine_profile(graph, machine, LOCAL, say)
+        profile = with_parts_of(plan, known, machine, say)
+    if options.cluster:
+        link = load_cluster(options.cluster).link
+        profile = replace(profile, messages={**profile.messages, NETWORK: link})
+    try:
+        scripts = Scripts(plan, profile, "processes")
+        said, found = estimate(scripts), simulate(scripts, ticks, seed=0)
+    except Unmeasured as missing:
+        raise SettingError(
+            f"the profile doesn't say what `{missing}` costs",
+            "Leave --profile out, so that it is measured here.",
+        ) from missing
+    return f"Simulated: {found}\nEstimate: {said}"
+
+
+def with_parts_of(plan: Plan, profile: Profile, machine: Cluster, say: Say) -> Profile:
+    """The profile with what the parts of a plan cost, at the sizes that its fragments run with.
+
+    They are measured with one replica of each fragment, so that a plan of thousands can be.
+    """
+    if Scripts(plan, profile, "processes").is_measured:
+        return profile
+    names = [f.name for f in plan.distribution.fragments]
+    alone = with_roles(plan.graph, plan.distribution.alone)
+    for size in sorted({rows_of(plan, name) for name in names}):
+        say(f"measuring {plan.distribution.name} with {size} environments")
+        one = make_plan(plan.graph.origin.annotated(size), alone, machine)
+        profile = profile.joined(measured(one, SECONDS))
+    keep(profile)
+    return profile

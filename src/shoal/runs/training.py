@@ -20,7 +20,14 @@ from shoal.planning.plan import Plan
 from shoal.planning.policies import fused, with_observer
 from shoal.planning.policy import DistributionPolicy
 from shoal.roles import steps_a_tick, with_roles
-from shoal.runs.choosing import AUTO, ChoiceOptions, automatic, choice_for, is_on
+from shoal.runs.choosing import (
+    AUTO,
+    ChoiceOptions,
+    automatic,
+    choice_for,
+    is_on,
+    simulated,
+)
 from shoal.runs.folder import locked, new_folder
 from shoal.runs.job import (
     Run,
@@ -39,6 +46,7 @@ from shoal.runtime.debug.verify import Verification, verify_plan
 from shoal.runtime.logs import Log
 from shoal.runtime.run import BACKENDS, check_backend, check_step_timeout, fresh_start
 from shoal.search.choose import Choice
+from shoal.search.cluster_file import load_cluster
 from shoal.tracing.frozen import check_not_frozen
 from shoal.tracing.stage import source_of
 from shoal.tracing.trace import method, trace
@@ -123,6 +131,21 @@ def chosen_plan(options: LoopOptions, how: ChoiceOptions, say: Log) -> Choice:
         return choice_for(drawn.graph, drawn.cluster, how, say)
 
 
+def simulated_plan(
+    options: LoopOptions, ticks: int, how: ChoiceOptions, say: Log
+) -> tuple[Plan, str]:
+    """The plan of the options, and what it does in a simulation of so many ticks."""
+    use_compile_cache()
+    chosen = chosen_distribution(options)
+    job = make_job(options, ticks=ticks)
+    distribution = chosen or default_distribution(job.env)
+    graph, machine = traced(job), this_machine()
+    cluster = load_cluster(how.cluster).cluster if how.cluster else None
+    drawn = plan(graph, distribution, cluster)
+    with environments_closed():
+        return drawn, simulated(drawn, machine, ticks, how, say)
+
+
 @takes(VerifyOptions)
 def verify(options: VerifyOptions) -> Verification:
     """Whether `algorithm` gives the same numbers under `distribute` as fused, after some ticks."""
@@ -152,9 +175,14 @@ def chosen_distribution(options: LoopOptions) -> DistributionPolicy | None:
 def draw(job: Job, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
     """The plan of a job's loop, which is traced and checked."""
     ensure_devices(distribution)
+    return plan(traced(job), distribution, cluster)
+
+
+def traced(job: Job) -> Graph:
+    """The graph of a job's loop, which depends on nothing but its state."""
     graph = trace(job.algorithm, job.env, envs=job.envs)
     check_not_frozen(graph.origin, job.envs)
-    return plan(graph, distribution, cluster)
+    return graph
 
 
 def plan(graph: Graph, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:

@@ -47,10 +47,11 @@ class Estimate:
 
     def __str__(self) -> str:
         busy = ", ".join(f"{name} {share:.0%}" for name, share in self.busy.items())
-        held = ", ".join(f"{place} {size_text(size)}" for place, size in self.memory.items())
+        place, most = max(self.memory.items(), key=lambda item: item[1])
         return (
             f"{self.steps_per_second:,.0f} steps/s ({self.low:,.0f} to {self.high:,.0f}), "
-            f"{1000 * self.tick_seconds:.3g} ms a tick; busy: {busy}; memory: {held}; "
+            f"{1000 * self.tick_seconds:.3g} ms a tick; busy: {busy}; at most {size_text(most)} of "
+            f"memory, on {place}; "
             f"limited by {self.bottleneck}"
         )
 
@@ -151,13 +152,13 @@ class Load:
 
     def stretch(self, fragment: str, step: Step | Move) -> float:
         """How much longer a step takes since a fragment's replicas do it at once."""
-        if self.on_device(fragment) and not _is_python(step):
+        if self.on_device(fragment) and not is_python(step):
             return max(Counter(map(str, self.plan.places[fragment])).values())
         cores = max(step.cores, 1.0) if isinstance(step, Step) else 1.0
         worst = 1.0
         for host, count in self.workers_on(fragment).items():
             worst = max(worst, count * cores / self.cores(host))
-            if _is_python(step) and self.scripts.backend == "threads":
+            if is_python(step) and self.scripts.backend == "threads":
                 worst = max(worst, float(count))
         return worst
 
@@ -187,9 +188,9 @@ class Load:
             for host, count in self.workers_on(name).items():
                 for step, times in self._steps[name]:
                     seconds = step.seconds * times * each * count
-                    if _is_python(step):
+                    if is_python(step):
                         python[host] += seconds
-                    if not self.on_device(name) or _is_python(step):
+                    if not self.on_device(name) or is_python(step):
                         work[host] += seconds * (step.cores if isinstance(step, Step) else 1.0)
                     else:
                         devices[str(self.plan.places[name][0])] += seconds
@@ -215,7 +216,8 @@ class Load:
         return seconds * max(1.0, high), seconds * min(1.0, low)
 
 
-def _is_python(step: Step | Move) -> bool:
+def is_python(step: Step | Move) -> bool:
+    """Whether a step holds the interpreter."""
     return isinstance(step, Move) or step.is_python
 
 

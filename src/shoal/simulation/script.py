@@ -16,8 +16,8 @@ from shoal.planning.program import Call, Channel, Do, Put, Repeat, Take
 from shoal.planning.segments import HostLoop, Operation, Segment, walk
 from shoal.simulation.profile import PLAIN, Message, Profile
 
-LOCAL = ("threads", "processes")  # where messages inside a host travel, by backend
-NETWORK = "network"
+LOCAL, NETWORK = "local", "network"
+EACH_S = {LOCAL: 4e-6, NETWORK: 4e-5}  # of one more source or reader (benchmarks/fan_in.py)
 NUMPY_S = 4e-6  # slices and stacks of a turn
 CALL_S = 1.5e-6  # of an operation, in the interpreter
 SURE = 0.7  # of what a curve says of a size that wasn't measured, a bound takes as much
@@ -155,6 +155,9 @@ class Scripts:
         bytes_each = self.plan.bytes_of(channel) / channel.times
         share = bytes_each / (spec.readers if takes else spec.writers)
         more = self._received(channel) if takes else 0.0
+        sources = len(spec.gate.sources[0]) if takes else len(spec.gate.readers.get(0, (0,)))
+        kind = NETWORK if self.plan.leaves_host(channel) else LOCAL
+        more += (sources - 1) * EACH_S[kind]
         return Move(name, takes, cost.seconds / 4 + share / cost.rate + more, cost.seconds / 2)
 
     def _received(self, channel: Channel) -> float:
