@@ -121,19 +121,19 @@ def test_a_curve_never_falls(points, sizes):
 @pytest.mark.parametrize("cores", [1, 2, 4])
 def test_more_replicas_than_cores_don_t_help(cores):
     """Four actors, whose work is all that takes time, on as many cores or fewer."""
-    profile = costing(lambda name: 1e-3 if "move" in name else 1e-9)
+    profile = costing(lambda name: 0.1 if "move" in name else 1e-9)
     plan = make_plan(GRAPH, shoal.single_learner_coarse(4), host(cores))
     said = estimate(Scripts(plan, profile, "processes"))
-    assert said.tick_seconds == pytest.approx(1e-3 * 4 / cores, rel=0.01)
+    assert said.tick_seconds == pytest.approx(0.1 * 4 / cores, rel=0.01)
 
 
 def test_a_lag_lets_fragments_overlap():
-    profile = costing(lambda name: 1e-3)
+    profile = costing(lambda name: 0.1)
     said = [
         estimate(Scripts(make_plan(GRAPH, shoal.single_learner_coarse(2, lag), FOUR), profile,
                          "processes"))
         for lag in (0, 1)
     ]  # fmt: skip
-    assert said[0].tick_seconds == pytest.approx(2e-3, rel=0.01)
-    assert said[1].tick_seconds == pytest.approx(1e-3, rel=0.01)
+    assert said[0].tick_seconds == pytest.approx(0.2, rel=0.01)
+    assert said[1].tick_seconds == pytest.approx(0.1, rel=0.01)
     assert [one.lag for one in said] == [0, 1]
