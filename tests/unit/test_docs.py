@@ -16,6 +16,7 @@ NEEDS = {
     "README": ["gymnax", "gymnasium"],
     "asynchrony": ["gymnasium"],
     "channels": ["gymnasium"],
+    "choosing": ["gymnax"],
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "evaluation": ["gymnax"],
     "experiments": ["gymnax"],
@@ -27,7 +28,10 @@ NEEDS = {
     "saved_plans": ["gymnax"],
     "your_own_loop": ["gymnax"],
 }
-LEAVES = {"saved_plans": "plan.shoal"}  # files written by pages that don't train
+LEAVES = {
+    "saved_plans": "plan.shoal",
+    "choosing": "profile.json",
+}  # files written by pages that don't train
 COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
 
 
@@ -36,6 +40,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     for package in NEEDS[page.stem]:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))  # of profiles
     # Blank lines for prose keep line numbers, so that errors name the page's own lines.
     lines, keep = [], False
     for line in page.read_text(encoding="utf-8").splitlines():
