@@ -26,22 +26,16 @@ from conformance.lines import (
     write,
 )
 from conformance.wired import Wired
-from shoal.planning.policy import Latest, Lockstep, Packed, Queue, lag_of, takes_some
+from shoal.planning.policy import Latest, Lockstep, Queue, lag_of, takes_some
 from shoal.runtime.execution.scheduler import Stopped
 
 LAW = settings(max_examples=60, deadline=None, derandomize=True)
-
-
-def compressed(specs):
-    """Channels that pack every message."""
-    return {n: replace(s, packing=Packed(("lz4",), least=0)) for n, s in specs.items()}
 
 
 CARRIERS = {
     "in process": local_hall,
     "shared memory": lambda specs: Shared(specs).hall(),
     "tcp": lambda specs: Wired(specs).hall(settles=True),
-    "tcp, compressed": lambda specs: Wired(compressed(specs)).hall(settles=True),
     "tcp, signed": lambda specs: Wired(specs, signed=True).hall(settles=True),
 }
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)

@@ -231,7 +231,7 @@ def test_a_malformed_frame_ends_the_connection_with_its_cause(monkeypatch, sends
     waiting.start()
     theirs = connect(listener.getsockname())
     waiting.join(HANG)
-    mine.read({1: Incoming({(DATA, 0, 0): (8, 8)})}, FrameHandler(), woken.set)
+    mine.read({1: Incoming({(DATA, 0, 0): 8})}, FrameHandler(), woken.set)
     sock = theirs.links[0].sock
     sock.sendall(sends)
     sock.shutdown(socket.SHUT_WR)

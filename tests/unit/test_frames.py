@@ -26,7 +26,7 @@ from shoal.runtime.net.wire import (
 )
 
 LAW = settings(max_examples=300, deadline=None, derandomize=True)
-BODIES = {(DATA, 0, 0): (5, 5), (DATA, 0, 1): (0, 40), (TAKEN, 1, 2): (0, 0), (COUNT, 3, 0): (0, 0)}
+BODIES = {(DATA, 0, 0): 5, (DATA, 0, 1): 40, (TAKEN, 1, 2): 0, (COUNT, 3, 0): 0}
 LARGEST = 1 << 16
 KNOWN = Credentials(b"t" * 32, digest("channels"), signed=True)
 
@@ -45,7 +45,7 @@ def talks(draw):
     """Frames in a valid order, with their bodies."""
     numbers, found = dict.fromkeys(BODIES, 0), []
     for key in draw(st.lists(st.sampled_from(list(BODIES)), max_size=8)):
-        body = draw(st.binary(min_size=BODIES[key][0], max_size=BODIES[key][1]))
+        body = draw(st.binary(min_size=BODIES[key], max_size=BODIES[key]))
         stamp = draw(st.integers(-(2**63), 2**63 - 1))
         found.append((Frame(*key, numbers[key], stamp, len(body)), body))
         numbers[key] += 1
@@ -82,7 +82,7 @@ def test_a_frame_that_was_changed_is_rejected_or_differs_only_in_itself(talk, at
     ids=["counts", "news", "messages"],
 )
 def test_only_latest_channels_may_skip_numbers(key, may):
-    incoming, body = Incoming(BODIES, [(DATA, 0, 1)]), bytes(BODIES[key][0])
+    incoming, body = Incoming(BODIES, [(DATA, 0, 1)]), bytes(BODIES[key])
     skips = [(Frame(*key, 7, 0, len(body)), body)]
     frames, refused = read(sent(skips), incoming, at_once())
     assert (frames == skips, "and 0 is due" in refused) == (may, not may)
@@ -114,8 +114,8 @@ def spoilt(frame, at, form, value):
         (Frame(DATA, 7, 0, 0, 0, 5).pack(), "on channel 7, which no worker sends here"),
         (Frame(DATA, 0, 9, 0, 0, 5).pack(), "data 0 of end 9"),
         (Frame(DATA, 0, 0, 1, 0, 5).pack(), "data 1 of end 0 on channel 0, and 0 is due"),
-        (Frame(DATA, 0, 0, 0, 0, 6).pack(), "a body of 6 bytes, which has 5 to 5"),
-        (Frame(DATA, 0, 1, 0, 0, 2**63).pack(), "bytes, which has 0 to 40"),
+        (Frame(DATA, 0, 0, 0, 0, 6).pack(), "a body of 6 bytes, which has 5"),
+        (Frame(DATA, 0, 1, 0, 0, 2**63).pack(), "bytes, which has 40"),
         (spoilt(Frame(DATA, 0, 0, 0, 0, 5), 10, "<H", 1), "no frame"),
     ],
 )

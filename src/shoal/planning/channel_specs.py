@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shoal.graph.ir import Value
 from shoal.planning.plan import Plan
-from shoal.planning.policy import PLAIN, Flow, Latest, Packed, Queue, lag_of, takes_some
+from shoal.planning.policy import Flow, Latest, Queue, lag_of, takes_some
 from shoal.planning.program import Channel
 
 MOST_IN_FLIGHT = 16  # turns that an endpoint may have in flight where nothing else bounds them
@@ -103,7 +103,6 @@ class ChannelSpec:
     cells: tuple[ArraySpec, ...]
     writers: int
     rows: int
-    packing: Packed = PLAIN
 
     @property
     def readers(self) -> int:
@@ -135,7 +134,7 @@ def make_channel_specs(plan: Plan) -> dict[str, ChannelSpec]:
 def _spec(plan: Plan, channel: Channel) -> ChannelSpec:
     cells = tuple(_cell(plan, channel.writer, v) for v in channel.values)
     gate, writers = _gate(plan, channel, cells), plan.ends(channel.writer)
-    return ChannelSpec(gate, cells, writers, plan.graph.envs, channel.packing)
+    return ChannelSpec(gate, cells, writers, plan.graph.envs)
 
 
 def _cell(plan: Plan, writer: str, value: str) -> ArraySpec:

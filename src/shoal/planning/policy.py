@@ -173,32 +173,8 @@ def takes_some(flow: Flow) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """How large messages are packed between hosts; within a host it has no effect.
-
-    `lz4` compresses them without loss; `bfloat16` halves 32-bit floats, which rounds them to about
-    three digits. Messages of fewer than `least` bytes are sent unchanged.
-    """
-
-    how: tuple[Literal["bfloat16", "lz4"], ...] = ()
-    least: int = 1 << 16
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.how) - {"bfloat16", "lz4"}:
-            raise SettingError(
-                f"messages can't be packed by `{unknown.pop()}`", "Use `bfloat16`, `lz4` or both."
-            )
-
-    def __str__(self) -> str:
-        return " and ".join(self.how)
-
-
-PLAIN = Packed()
-
-
-@dataclass(frozen=True, slots=True)
 class Wire:
-    """How values flow from `writer` to `reader`, and how they are packed between hosts.
+    """How values flow from `writer` to `reader`.
 
     `Lockstep` and `Latest` apply to what the writer carries from tick to tick, `Queue` to what it
     makes in a tick, `Serve` to what it makes inside a loop. A pair may have one of each.
@@ -207,7 +183,6 @@ class Wire:
     writer: str
     reader: str
     flow: Flow
-    packing: Packed = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +222,6 @@ class DistributionPolicy:
         """How values reach `reader` from `writer`, among flows of these kinds."""
         found = [w.flow for w in self.wires if (w.writer, w.reader) == (writer, reader)]
         return next((f for f in reversed(found) if isinstance(f, kinds)), Lockstep())
-
-    def packing(self, writer: str, reader: str) -> Packed:
-        """How messages from `writer` to `reader` are packed between hosts."""
-        found = [w.packing for w in self.wires if (w.writer, w.reader) == (writer, reader)]
-        return next((p for p in reversed(found) if p.how), PLAIN)
 
     def clients(self, name: str) -> tuple[str, Serve] | None:
         """The fragment that fragment `name` serves, and how, if it serves one."""

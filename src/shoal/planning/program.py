@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from shoal.graph.ir import Graph, Loop, Node, Stage
 from shoal.planning.homes import Homes, Sites, crossings
 from shoal.planning.policy import (
-    PLAIN,
     DistributionPolicy,
     Flow,
     Latest,
     Lockstep,
-    Packed,
     Queue,
     Serve,
     takes_some,
@@ -99,7 +97,6 @@ class Channel:
     scope: str
     times: int
     flow: Flow
-    packing: Packed = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +234,7 @@ def _channel(
     name, reader = f"{writer}>{send.reader}:{number}", send.reader
     flow = _flow(distribution, writer, send)
     times = sites.times[send.values[0]]
-    packing = distribution.packing(writer, reader)
-    return Channel(name, writer, reader, send.values, send.scope, times, flow, packing)
+    return Channel(name, writer, reader, send.values, send.scope, times, flow)
 
 
 def _flow(distribution: DistributionPolicy, writer: str, send: _Send) -> Flow:

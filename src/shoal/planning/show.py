@@ -60,8 +60,7 @@ def _channel_row(plan: Plan, channel: Channel) -> tuple[str, ...]:
     way = f"{channel.writer} > {channel.reader}"
     size = size_text(plan.bytes_of(channel))
     how = manner(plan, channel) + (", between hosts" if plan.leaves_host(channel) else "")
-    flow = ", ".join(filter(None, (str(channel.flow), str(channel.packing))))
-    return way, summary(values), how, flow, str(channel.times), size
+    return way, summary(values), how, str(channel.flow), str(channel.times), size
 
 
 def stages_of(plan: Plan, fragment: str) -> list[str]:
@@ -133,4 +132,4 @@ def _channel_json(plan: Plan, channel: Channel) -> Json:
         "times": channel.times,
         "flow": str(channel.flow),
         "bytes": plan.bytes_of(channel),
-    } | ({"packing": str(channel.packing)} if channel.packing.how else {})
+    }

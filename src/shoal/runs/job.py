@@ -46,7 +46,6 @@ from shoal.runs.sinks.sink import About
 from shoal.runs.sources import with_sources
 from shoal.runs.status import Status
 from shoal.runs.trust import code_in, recipes_of, remember
-from shoal.runtime.channels.channel import total
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY
@@ -488,11 +487,8 @@ def _unsaved(checkpoints: Checkpoints, tick: int) -> dict[str, Any]:
 
 
 def _sent(result: Result) -> dict[str, int]:
-    """Bytes that went between hosts in the whole run, and that packing saved."""
-    if not result.sent:
-        return {}
-    sent = total(result.sent.values())
-    return {"bytes_sent": sent.packed, "bytes_saved": sent.saved}
+    """Bytes that went between hosts in the whole run."""
+    return {"bytes_sent": sum(result.sent.values())} if result.sent else {}
 
 
 def with_new_episodes(graph: Graph, seed: int, snapshot: Snapshot) -> Snapshot:

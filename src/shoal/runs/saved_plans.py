@@ -47,7 +47,7 @@ KINDS: dict[str, Any] = {
         *(layout.Replicated, layout.Sharded, layout.Partial, layout.Varying, layout.Cause),
         *(layout.Findings, layout.Fault, spread.Spread, homes.Sites, plan.Plan),
         *(policy.DistributionPolicy, policy.Fragment, policy.Wire, policy.Lockstep),
-        *(policy.Latest, policy.Queue, policy.Serve, policy.Packed),
+        *(policy.Latest, policy.Queue, policy.Serve),
         *(cluster.Cluster, cluster.Host, cluster.Device, cluster.Place),
         *(program.Channel, program.Do, program.Call, program.Take, program.Put, program.Repeat),
         *(segments.Program, segments.Segment, segments.NumpyWork, segments.HostLoop),

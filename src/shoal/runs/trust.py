@@ -38,7 +38,6 @@ TYPES: tuple[type, ...] = (
     policy.Fragment,
     policy.Latest,
     policy.Lockstep,
-    policy.Packed,
     policy.Queue,
     policy.Serve,
     policy.Wire,

@@ -25,7 +25,6 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
-from shoal.runtime.channels.channel import Sent
 from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit
@@ -128,7 +127,7 @@ class Result:
     seconds: float
     first: int = 0  # the tick it resumed from
     stopped_by: int = 0  # the signal that ended it early, if one did
-    sent: Mapping[str, Sent] = field(default_factory=dict)  # between hosts, by channel
+    sent: Mapping[str, int] = field(default_factory=dict)  # bytes between hosts, by channel
 
     @property
     def values(self) -> dict[str, Any]:
@@ -172,8 +171,8 @@ class RunHandle(Protocol):
         """Scale elastic fragments to these numbers of replicas."""
         ...
 
-    def sent(self) -> Mapping[str, Sent]:
-        """The bytes and messages sent between hosts, by channel."""
+    def sent(self) -> Mapping[str, int]:
+        """The bytes sent between hosts, by channel."""
         ...
 
     def snapshots(self) -> Iterator[Snapshot]:

@@ -308,21 +308,3 @@ def make_bundles(specs: Mapping[str, ChannelSpec]) -> dict[str, Bundle]:
     some = {name: spec for name, spec in specs.items() if takes_some(spec.gate.flow)}
     bundles = {spec.gate.reader: Bundle(spec.gate) for spec in some.values()}
     return {name: bundles[spec.gate.reader] for name, spec in some.items()}
-
-
-class Sent(NamedTuple):
-    """The traffic of a channel: messages, their size in bytes, and their size when packed."""
-
-    messages: int = 0
-    plain: int = 0
-    packed: int = 0
-
-    @property
-    def saved(self) -> int:
-        """The bytes that packing saved."""
-        return self.plain - self.packed
-
-
-def total(sent: Iterable[Sequence[int]]) -> Sent:
-    """The sum of several traffic counts."""
-    return Sent(*map(sum, zip(Sent(), *sent, strict=True)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Never
 
@@ -11,7 +11,6 @@ from shoal.errors import ShoalError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
-from shoal.runtime.channels.channel import Sent, total
 from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster import supervisor as sv
@@ -206,11 +205,9 @@ class ProcessRun:
             self._requested = dict(counts)
             self._handle(sv.ScaleRequested(counts))
 
-    def sent(self) -> dict[str, Sent]:
-        """What ended workers have sent to other hosts, by channel."""
-        found = self._hosts.each(HostAgent.sent)
-        names = dict.fromkeys(name for one in found for name in one)
-        return {n: total(one[n] for one in found if n in one) for n in names}
+    def sent(self) -> Counter[str]:
+        """The bytes that ended workers have sent to other hosts, by channel."""
+        return sum(self._hosts.each(HostAgent.sent), Counter())
 
     def statuses(self) -> dict[str, WorkerStatus]:
         """The status of each worker."""

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 
 from shoal.planning.plan import Replica
 from shoal.planning.restart_groups import Group, Kept
-from shoal.runtime.channels.channel import Sent, take_back, total
+from shoal.runtime.channels.channel import take_back
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.shm import Rings
 from shoal.runtime.cluster.control_block import MANY, ControlBlock
@@ -261,11 +262,9 @@ class HostAgent:
         kept = {r: slot for r, slot in kept.items() if self.control.ticks(slot)[r] >= 0}
         return self.control.shares(kept)
 
-    def sent(self) -> dict[str, Sent]:
-        """What ended workers of this host have sent to other hosts, by channel."""
-        reports = [one.exit.sent for one in self._workers.values() if one.exit]
-        names = dict.fromkeys(name for one in reports for name in one)
-        return {n: total(one[n] for one in reports if n in one) for n in names}
+    def sent(self) -> Counter[str]:
+        """The bytes that ended workers of this host have sent to other hosts, by channel."""
+        return sum((Counter(w.exit.sent) for w in self._workers.values() if w.exit), Counter())
 
     def close(self, grace: float = CLOSE_GRACE_S) -> None:
         """End all workers and the processes that they started; kill them after a grace period."""

@@ -41,7 +41,7 @@ class WorkerExit:
     fix: str = ""
     where: str = ""
     trace: str = ""
-    sent: Mapping[str, list[int]] = field(default_factory=dict)  # to other hosts, by channel
+    sent: Mapping[str, int] = field(default_factory=dict)  # bytes to other hosts, by channel
 
     @property
     def error(self) -> ShoalError:

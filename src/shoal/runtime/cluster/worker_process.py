@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from shoal.planning.plan import Replica, WorkerId
-from shoal.runtime.channels.channel import Channel, Sent, Silent, Waker
+from shoal.runtime.channels.channel import Channel, Silent, Waker
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.cluster.control_block import (
     MANY,
@@ -246,10 +246,10 @@ class WorkerSetup:
         self._links, self.close = links, links.close
 
     @property
-    def sent(self) -> dict[str, Sent]:
-        """What this worker has sent to other hosts, by channel."""
+    def sent(self) -> dict[str, int]:
+        """The bytes that this worker has sent to other hosts, by channel."""
         far = {n: c for n, c in self._channels.items() if isinstance(c, TcpChannel)}
-        return {name: channel.sent for name, channel in far.items() if channel.sent.messages}
+        return {name: channel.sent for name, channel in far.items() if channel.sent}
 
     def schedulers(self) -> list[tuple[int, Scheduler, list[ReplicaRunner]]]:
         """The number, scheduler and endpoints of each worker."""

@@ -20,16 +20,14 @@ from shoal.runtime.channels.channel import (
     ChannelState,
     Message,
     Receive,
-    Sent,
     Taken,
     Waker,
     take_back,
-    total,
 )
 from shoal.runtime.channels.flow_control import Words
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.channels.shm import ShmChannel
-from shoal.runtime.net.codec import Landing, SendBuffer, codec_of
+from shoal.runtime.net.buffers import Landing, SendBuffer, size_of
 from shoal.runtime.net.connections import Connections, Membership
 from shoal.runtime.net.wire import (
     ASK,
@@ -50,15 +48,13 @@ class Outbound:
 
     def __init__(self, worker: int, key: Key, channel: TcpChannel, buffer: SendBuffer) -> None:
         self.worker, self._key, self._channel, self._buffer = worker, key, channel, buffer
-        self.sent = Sent()
+        self.sent = 0  # bytes
 
     def send(self, message: Message, number: int, version: int) -> None:
         """Send a message."""
         self._buffer.put(message, number, version)
         self._send()
-        count, plain, packed = self.sent
-        packed += self._buffer.length
-        self.sent = Sent(count + 1, plain + self._buffer.plain, packed)
+        self.sent += self._buffer.length
 
     def _send(self) -> None:
         found = self._buffer
@@ -104,7 +100,7 @@ class TcpChannel:
         parts = self._ring.targets(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
-            self._buffers[same] = SendBuffer(parts, self._spec.packing, keeps=self.is_latest)
+            self._buffers[same] = SendBuffer(parts, keeps=self.is_latest)
         return self._buffers[same]
 
     def _make_admission(self, mine: Sequence[int]) -> Asking | Granting | None:
@@ -164,9 +160,9 @@ class TcpChannel:
                 self.send(other, Frame(TAKEN, number, end, latest // self._together))
 
     @property
-    def sent(self) -> Sent:
-        """The traffic that this worker has sent on the channel."""
-        return total(out.sent for every in self._outbound.values() for out in every)
+    def sent(self) -> int:
+        """The bytes that this worker has sent on the channel."""
+        return sum(out.sent for every in self._outbound.values() for out in every)
 
     # Incoming frames.
 
@@ -175,12 +171,11 @@ class TcpChannel:
         slots = self._landings.get(frame.end) or self._make_landings(frame.end)
         if self.is_latest:
             self._ring.begin_landing(frame.end, frame.number)
-        return slots[frame.number % len(slots)].views(frame.length)
+        return slots[frame.number % len(slots)].views
 
     def _make_landings(self, writer: int) -> list[Landing]:
-        readers, packing = self.view.taking(writer, self.links.me), self._spec.packing
-        slots = range(self._ring.slots)
-        found = [Landing(self._ring.targets(writer, slot, readers), packing) for slot in slots]
+        readers, slots = self.view.taking(writer, self.links.me), range(self._ring.slots)
+        found = [Landing(self._ring.targets(writer, slot, readers)) for slot in slots]
         self._landings[writer] = found
         return found
 
@@ -189,7 +184,7 @@ class TcpChannel:
         state, end = self.state, frame.end
         if frame.kind == DATA:
             slots = self._landings[end]
-            slots[frame.number % len(slots)].settle(frame.length)
+            slots[frame.number % len(slots)].settle()
             state.counts.puts[end] = frame.number  # of `Latest`, some may have been skipped
             self._ring.end_landing(end, frame.number, frame.stamp)
         elif frame.kind == TAKEN:
@@ -257,22 +252,21 @@ class TcpChannel:
         if isinstance(self._admission, Granting):
             self._admission.forget(set(self.view.read_by.get(other, ())))
 
-    def bodies(self, other: int) -> Iterator[tuple[Key, tuple[int, int]]]:
-        """The keys that another worker may send, with the bounds of their lengths."""
+    def bodies(self, other: int) -> Iterator[tuple[Key, int]]:
+        """The keys that another worker may send, with the lengths of their bodies."""
         view, me = self.view, self.links.me
         for writer in view.written_by.get(other, ()):
             if readers := view.taking(writer, me):
-                parts = self._ring.targets(writer, 0, readers)
-                yield (DATA, view.number, writer), codec_of(parts, self._spec.packing).bounds
+                yield (DATA, view.number, writer), size_of(self._ring.targets(writer, 0, readers))
             if me in view.beside(writer):
-                yield (COUNT, view.number, writer), (0, 0)
+                yield (COUNT, view.number, writer), 0
         for writer in view.written_by.get(me, ()):
             for reader in view.taking(writer, other):
                 end = writer if self._is_some else reader
-                yield (TAKEN, view.number, end), (0, 0)
+                yield (TAKEN, view.number, end), 0
         if self._admission is not None:
             kind, asks = (ASK, other) if isinstance(self._admission, Granting) else (GRANT, me)
-            yield from (((kind, view.number, e), (0, 0)) for e in view.read_by.get(asks, ()))
+            yield from (((kind, view.number, e), 0) for e in view.read_by.get(asks, ()))
 
 
 class Asking:
@@ -384,7 +378,7 @@ class _Handler:
 
 def incoming(channels: Sequence[TcpChannel], other: int) -> Incoming:
     """The frames that are valid from a worker, from the current counts on."""
-    bodies = {key: bounds for channel in channels for key, bounds in channel.bodies(other)}
+    bodies = {key: size for channel in channels for key, size in channel.bodies(other)}
     newest = [key for key in bodies if key[0] == DATA and channels[key[1]].is_latest]
     due = {key: n for channel in channels for key, n in channel.due(other)}
     return Incoming(bodies, newest, due)

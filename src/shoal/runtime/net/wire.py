@@ -1,7 +1,7 @@
 """The protocol between workers on different hosts: its handshake and its frames, without sockets.
 
 Both sides prove with a challenge-response that they know the run's token, which is never sent.
-After that a connection carries frames: a header of fixed size, a body whose length is bounded by
+After that a connection carries frames: a header of fixed size, a body whose length follows from
 the channel's spec, and optionally a message authentication code (MAC) keyed by the token. An
 unexpected frame is refused and ends the connection.
 """
@@ -184,11 +184,11 @@ class Incoming:
 
     def __init__(
         self,
-        bodies: Mapping[Key, tuple[int, int]],
+        bodies: Mapping[Key, int],
         newest: Iterable[Key] = (),
         due: Mapping[Key, int] | None = None,
     ) -> None:
-        self._bodies = {**bodies, (BYE, 0, 0): (0, 0)}
+        self._bodies = {**bodies, (BYE, 0, 0): 0}
         self._newest = {key for key in bodies if key[0] in (TAKEN, COUNT)} | set(newest)
         self._due = dict.fromkeys(self._bodies, 0) | dict(due or {})
 
@@ -200,9 +200,9 @@ class Incoming:
         if version != VERSION:
             raise ProtocolError(f"a frame of version {version}, and this is version {VERSION}")
         frame, key = Frame(kind, channel, end, number, stamp, length), (kind, channel, end)
-        due, (least, most) = self._due.get(key, -1), self._bodies.get(key, (0, 0))
+        due = self._due.get(key, -1)
         is_due = number == due or (number > due >= 0 and key in self._newest)
-        if not (is_due and least <= length <= most):
+        if not is_due or length != self._bodies[key]:
             raise ProtocolError(self._why(frame))
         return frame
 
@@ -213,10 +213,10 @@ class Incoming:
         name = f"{KINDS.get(kind, f'kind {kind}')} {number} of end {end} on channel {channel}"
         if key not in self._bodies:
             return f"{name}, which no worker sends here"
-        due, (least, most) = self._due[key], self._bodies[key]
+        due = self._due[key]
         if number < due or (number > due and key not in self._newest):
             return f"{name}, and {due} is due"
-        return f"{name} with a body of {length} bytes, which has {least} to {most}"
+        return f"{name} with a body of {length} bytes, which has {self._bodies[key]}"
 
     def complete(self, frame: Frame) -> None:
         """Count a frame that is complete."""

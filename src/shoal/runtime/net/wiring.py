@@ -13,7 +13,6 @@ from shoal.planning.policy import Latest, takes_some
 from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import Rings
-from shoal.runtime.net.codec import check_packing
 from shoal.runtime.net.sockets import Address
 from shoal.runtime.net.wire import TOKEN, Credentials, digest
 
@@ -82,8 +81,6 @@ def make_remote_channels(
     """
     if not far:
         return None
-    for spec in far.values():
-        check_packing(spec.packing)
     memory = Allocator()
     rings = Rings.plan(far, memory)
     return RemoteChannels(
