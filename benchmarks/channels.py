@@ -25,7 +25,7 @@ from peers.made import python_of
 from shoal.planning.channel_specs import ArraySpec, ChannelSpec, Gate
 from shoal.planning.policy import Queue
 from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, join_fences
-from shoal.runtime.channels.shm import Rings, ShmChannel
+from shoal.runtime.channels.shm import ChannelLayouts, ShmChannel
 
 HERE = Path(__file__).parent
 SMALL, MIDDLE, LARGE = 64, 64 << 10, 4 << 20
@@ -57,12 +57,12 @@ class Line:
         back = Gate("back", "r", "w", ((0,),), Queue(capacity), capacity)
         specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
         room = Allocator()
-        bells, rings = room.take(2 * LINE), Rings.plan(specs, room)
+        bells, layouts = room.take(2 * LINE), ChannelLayouts.plan(specs, room)
         memory = Memory.make(room.size)
         self.bells = {
             f: FutexWaker(memory, bells + i * LINE, SPIN) for i, f in enumerate(("w", "r"))
         }
-        self.channels = rings.open(memory)
+        self.channels = layouts.open(memory)
         for channel in self.channels.values():
             gate = channel.state.spec.gate
             channel.state.subscribe([self.bells[gate.reader]], [self.bells[gate.writer]])

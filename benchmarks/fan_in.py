@@ -40,7 +40,7 @@ from shoal.runtime.channels.shared_memory import (  # noqa: E402
     Memory,
     join_fences,
 )
-from shoal.runtime.channels.shm import Rings  # noqa: E402
+from shoal.runtime.channels.shm import ChannelLayouts  # noqa: E402
 from shoal.runtime.net.sockets import listen  # noqa: E402
 from shoal.runtime.net.tcp_channel import join_channels  # noqa: E402
 from shoal.runtime.net.wiring import RemoteChannels  # noqa: E402
@@ -69,12 +69,12 @@ class Side:
         self.me, self.links = me, None
         specs = specs_of(job["workers"], job["row"], job["params"])
         room = Allocator()
-        rings = Rings.plan(specs, room)
+        layouts = ChannelLayouts.plan(specs, room)
         join_fences()
         if memory is not None:
             every = [FutexWaker(memory, wakers + n * LINE, SPIN) for n in range(1 + job["workers"])]
             self.waker: Any = every[me]
-            self.channels: dict[str, Any] = dict(rings.open(memory))
+            self.channels: dict[str, Any] = dict(layouts.open(memory))
             for channel in self.channels.values():
                 gate = channel.state.spec.gate
                 of = {"r": every[:1], "w": every[1:]}
@@ -85,7 +85,7 @@ class Side:
         names = ("r[0]", *(f"w[{n}]" for n in range(job["workers"])))
         addresses = ((job["address"], job["port"]),) * len(names)
         token = bytes.fromhex(job["token"])
-        remote = RemoteChannels(rings, room.size, numbers, names, addresses, token)
+        remote = RemoteChannels(layouts, room.size, numbers, names, addresses, token)
         listener = socket.create_server(addresses[0], backlog=4096) if me == 0 else listen()
         wakers_of = {"r": [waker], "w": [waker] * job["workers"]}
         self.links, self.channels = join_channels(remote, me, listener, lambda: None, wakers_of)
@@ -165,7 +165,7 @@ def run_host(job: dict[str, Any]) -> None:
     memory, wakers = None, 0
     if job["hosts"] == 1:
         room = Allocator()
-        Rings.plan(specs_of(job["workers"], job["row"], job["params"]), room)
+        ChannelLayouts.plan(specs_of(job["workers"], job["row"], job["params"]), room)
         wakers = room.take((1 + job["workers"]) * LINE)
         memory = Memory.make(room.size)
     children = []

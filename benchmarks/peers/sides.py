@@ -60,7 +60,7 @@ class Ends:
             Memory,
             join_fences,
         )
-        from shoal.runtime.channels.shm import Rings
+        from shoal.runtime.channels.shm import ChannelLayouts
         from shoal.runtime.net.tcp_channel import join_channels
         from shoal.runtime.net.wiring import RemoteChannels
 
@@ -70,10 +70,10 @@ class Ends:
         back = Gate("back", "r", "w", ((0,),), Queue(job.slots), job.slots)
         room = Allocator()
         specs = {gate.name: ChannelSpec(gate, cells, 1, 1) for gate in (there, back)}
-        rings = Rings.plan(specs, room)
+        layouts = ChannelLayouts.plan(specs, room)
         where = tuple((host, job.port + i) for i, host in enumerate(job.addresses))
         lines = RemoteChannels(
-            rings, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32,
+            layouts, room.size, {"w": (0,), "r": (1,)}, ("w[0]", "r[0]"), where, b"t" * 32,
             signed=os.environ.get("SHOAL_NET_MAC", "0") == "1",
         )  # fmt: skip
         join_fences()

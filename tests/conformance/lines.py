@@ -19,7 +19,7 @@ import numpy as np
 from shoal.planning.channel_specs import MOST_IN_FLIGHT, ArraySpec, ChannelSpec, Gate, pieces
 from shoal.planning.policy import Flow, Queue, lag_of, takes_some
 from shoal.runtime.channels.shared_memory import LINE, Allocator, FutexWaker, Memory, join_fences
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.execution.local_run import ThreadWaker
 from shoal.runtime.execution.scheduler import Stopped
 
@@ -137,7 +137,7 @@ class Shared:
         self.specs = specs
         room = Allocator()
         self.halted, self.wakers = room.take(LINE), room.take(len(ends_of(specs)) * LINE)
-        self.rings = Rings.plan(specs, room)
+        self.layouts = ChannelLayouts.plan(specs, room)
         self.memory = memory or Memory.make(room.size)
 
     def __reduce__(self) -> tuple:
@@ -156,7 +156,7 @@ class Shared:
             end: FutexWaker(self.memory, self.wakers + i * LINE, check=check)
             for i, end in enumerate(ends_of(self.specs))
         }
-        return Hall(self.rings.open(self.memory), wakers, lambda: word.__setitem__(0, 1))
+        return Hall(self.layouts.open(self.memory), wakers, lambda: word.__setitem__(0, 1))
 
     @contextmanager
     def at(self, job, args):

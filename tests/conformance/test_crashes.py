@@ -42,9 +42,9 @@ def put_and_die(hall, end, whole, point):
             message[list(message)[-1]] = Deadly()
         case "counting":
             channel.state.did_put = die
-        case "ringing":
+        case "notifying":
             for waker in channel.state.readers[end]:
-                waker.ring = die
+                waker.notify = die
     channel.put(end, message, whole)
     die()
 
@@ -59,14 +59,14 @@ def take_and_die(hall, end, whole, point):
             die()
         case "letting go":
             channel.state.let_go = die
-        case "ringing":
+        case "notifying":
             for waker in channel.state.writers[end]:
-                waker.ring = die
+                waker.notify = die
     channel.take(end, whole, die if point == "looking" else lambda m, _: m)
     die()
 
 
-@pytest.mark.parametrize("point", ["before", "filling", "counting", "ringing", "after"])
+@pytest.mark.parametrize("point", ["before", "filling", "counting", "notifying", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(2, 1), Latest(0)], ids=str)
 def test_a_reader_takes_only_whole_messages_of_a_killed_writer(flow, point):
     spec = make_channel_spec(flow, 2, 1)
@@ -75,7 +75,7 @@ def test_a_reader_takes_only_whole_messages_of_a_killed_writer(flow, point):
     other = meeting.start(write, 1, 0, 9)
     reader = meeting.start(read, 0, 10**9)
     assert victim.gone() == -9
-    whole = 5 + (point in ("ringing", "after"))
+    whole = 5 + (point in ("notifying", "after"))
     takes = meeting.stile.counts.takes
     if takes_some(flow):
         until(lambda: (takes[0], takes[1]) == (whole, 9))
@@ -95,7 +95,7 @@ def test_a_reader_takes_only_whole_messages_of_a_killed_writer(flow, point):
         assert numbers[-1] == whole - 1
 
 
-@pytest.mark.parametrize("point", ["before", "looking", "letting go", "ringing", "after"])
+@pytest.mark.parametrize("point", ["before", "looking", "letting go", "notifying", "after"])
 @pytest.mark.parametrize("flow", [Lockstep(0), Queue(3)], ids=str)
 def test_a_reader_that_is_killed_keeps_its_slots_and_others_continue(flow, point):
     spec = make_channel_spec(flow, 1, 2)
@@ -104,7 +104,7 @@ def test_a_reader_that_is_killed_keeps_its_slots_and_others_continue(flow, point
     other = meeting.start(read, 1, 10**9)
     writer = meeting.start(write, 0, 0, 10**9)
     assert victim.gone() == -9
-    puts = spec.gate.capacity + 5 + (point in ("ringing", "after"))
+    puts = spec.gate.capacity + 5 + (point in ("notifying", "after"))
     until(lambda: meeting.stile.counts.puts[0] == puts and meeting.stile.counts.takes[1] == puts)
     until(lambda: all(meeting.line.is_asleep(end) for end in (("w", 0), ("r", 1))))
     meeting.hall.halt()

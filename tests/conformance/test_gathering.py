@@ -10,7 +10,7 @@ from shoal.planning.policy import Latest, Lockstep, Queue, takes_some
 from shoal.runtime.channels.channel import Bundle, ChannelState
 from shoal.runtime.channels.flow_control import Counts, Ledger
 from shoal.runtime.channels.shared_memory import Allocator, Memory
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 
 MANY, TICKS = 1000, 3
 EACH = 5  # reads of counts that one move of one end may cost its other side
@@ -123,9 +123,9 @@ def test_one_that_is_late_costs_no_look_at_all_others_when_they_put():
 def test_in_shared_memory_only_the_ends_that_have_put_are_found():
     room = Allocator()
     spec = make_channel_spec(Queue(4, 1), MANY, 1)
-    rings = Rings.plan({"c": spec}, room)
+    layouts = ChannelLayouts.plan({"c": spec}, room)
     memory = Memory.make(room.size)
-    reader, writer = (rings.open(memory)["c"].state for _ in range(2))
+    reader, writer = (layouts.open(memory)["c"].state for _ in range(2))
     assert not reader.may_take(0, 0)
     changed = reader.bundle.changed
     for end in (7, 3, 999):

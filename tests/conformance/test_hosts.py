@@ -3,7 +3,6 @@
 The hosts are of this machine, each worker on one of its own as far as there are enough.
 """
 
-
 import numpy as np
 import pytest
 

@@ -11,7 +11,7 @@ from conformance.lines import LINES, Hall, Shared, ends_of, until
 from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
 from shoal.runtime.channels.shared_memory import Allocator, Memory
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.net.connections import Connections
 from shoal.runtime.net.sockets import listen
 from shoal.runtime.net.tcp_channel import open_channels
@@ -26,7 +26,7 @@ class Wired(Shared):
     ) -> None:
         self.ends = ends_of(specs)
         room = Allocator()
-        far = Rings.plan(specs, room)
+        far = ChannelLayouts.plan(specs, room)
         if parts is None:
             self.listeners = [listen() for _ in self.ends]
             self.memories = [Memory.make(room.size) for _ in self.ends]
@@ -182,7 +182,7 @@ class Stile:
     def __init__(self, channel: ProcessRun, settles: bool) -> None:
         self._channel, self.spec, self._settles = channel, channel.spec, settles
         line, gate = channel.line, channel.spec.gate
-        seen = [line.lines.rings.open(m)[channel.name].state.counts for m in line.memories]
+        seen = [line.lines.layouts.open(m)[channel.name].state.counts for m in line.memories]
         of = {f: [s for s, e in zip(seen, line.ends, strict=True) if e[0] == f] for f in "wr"}
         self._readers, self._writers = of[gate.reader], of[gate.writer]
         self._is_some = takes_some(gate.flow)

@@ -89,3 +89,13 @@ def test_no_text_has_a_banned_word():
     ]
     message = "say it in the field's words (CONTRIBUTING.md, Words)"
     assert not found, f"{message}:\n" + "\n".join(found)
+
+
+def test_a_ring_is_of_environments_and_nothing_else():
+    # What channels hold are slots, and what metrics wait in is a buffer.
+    files = sorted((ROOT / "src" / "shoal" / "runtime").rglob("*.py"))
+    found = [
+        p.name for p in files if re.search(r"\brings?\b", words_of(p.read_text()), re.IGNORECASE)
+    ]
+    assert files
+    assert not found

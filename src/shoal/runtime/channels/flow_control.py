@@ -35,7 +35,7 @@ class Ledger:
     begun: Words
     used: Words
     settled: Words  # used before the newest version was put
-    versions: Words  # of each endpoint's newest `depth` turns, in a ring
+    versions: Words  # of each endpoint's newest `depth` turns, by index modulo `depth`
     depth: int
 
     def begin(self, end: int, version: int) -> None:

@@ -1,4 +1,4 @@
-"""Channels in shared memory: rings of slots that writers fill and readers read in place."""
+"""Channels in shared memory: slots that writers fill and readers read in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEWEST = AHEAD + 1  # slots for `Latest`: writers never wait, readers retry
 
 
 @dataclass(frozen=True)
-class Ring:
+class ChannelLayout:
     """The offsets of a channel's counts and slots in shared memory."""
 
     spec: ChannelSpec
@@ -42,7 +42,7 @@ class Ring:
     slots: tuple[tuple[int, ...], ...]  # for each slot, the offset of each array
 
     @staticmethod
-    def plan(spec: ChannelSpec, memory: Allocator) -> Ring:
+    def plan(spec: ChannelSpec, memory: Allocator) -> ChannelLayout:
         """Allocate the channel's memory."""
         slots = slots_of(spec)
         ends = max(spec.readers, spec.writers)
@@ -50,7 +50,7 @@ class Ring:
         versions, numbers = (memory.take(spec.writers * slots * 8) for _ in range(2))
         sizes = [prod(shape) * np.dtype(cell.dtype).itemsize for cell, shape, _ in arrays(spec)]
         places = tuple(tuple(memory.take(size) for size in sizes) for _ in range(slots))
-        return Ring(spec, puts, takes, versions, numbers, places)
+        return ChannelLayout(spec, puts, takes, versions, numbers, places)
 
 
 def slots_of(spec: ChannelSpec) -> int:
@@ -81,19 +81,23 @@ class ShmChannel:
     """A channel between processes on one host."""
 
     def __init__(
-        self, memory: Memory, ring: Ring, bundle: Bundle | None = None, ledger: Ledger | None = None
+        self,
+        memory: Memory,
+        layout: ChannelLayout,
+        bundle: Bundle | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        spec = ring.spec
+        spec = layout.spec
         ends = max(spec.readers, spec.writers)
         counts = Counts(
-            memory.words(ring.puts, spec.writers), memory.words(ring.takes, ends), ledger
+            memory.words(layout.puts, spec.writers), memory.words(layout.takes, ends), ledger
         )
         self.state = ChannelState(spec, counts, bundle, fence)
-        self._memory, self._ring, self._spec = memory, ring, spec
+        self._memory, self._layout, self._spec = memory, layout, spec
         self._slots = slots_of(spec)
         marks = spec.writers * self._slots
-        self._versions = memory.packed(ring.versions, marks)
-        self._numbers = memory.packed(ring.numbers, marks)
+        self._versions = memory.packed(layout.versions, marks)
+        self._numbers = memory.packed(layout.numbers, marks)
         self._is_latest = isinstance(spec.gate.flow, Latest)
         self._filling: dict[int, list[list[Target]]] = {}
         self._looking: dict[int, list[Message]] = {}
@@ -200,7 +204,7 @@ class ShmChannel:
                 (cell.name, owner): self._memory.array(first, shape, cell.dtype)
                 for first, (cell, shape, owner) in zip(places, arrays(self._spec), strict=True)
             }
-            for places in self._ring.slots
+            for places in self._layout.slots
         ]
 
     def targets(self, end: int, slot: int, readers: Collection[int]) -> list[Target]:
@@ -249,20 +253,22 @@ def key_data(x: Any) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Rings:
-    """The rings of all channels in shared memory, and the ledger of asynchronous endpoints."""
+class ChannelLayouts:
+    """The layouts of all channels in shared memory, and the ledger of asynchronous endpoints."""
 
-    rings: Mapping[str, Ring]
+    layouts: Mapping[str, ChannelLayout]
     ledger: int
     ends: int
 
     @staticmethod
-    def plan(specs: Mapping[str, ChannelSpec], memory: Allocator) -> Rings:
+    def plan(specs: Mapping[str, ChannelSpec], memory: Allocator) -> ChannelLayouts:
         """Allocate the memory of all channels."""
         queues = [s.writers for s in specs.values() if takes_some(s.gate.flow)]
         ends = max(queues, default=0)
         ledger = memory.take(ends * (3 * LINE + DEPTH * 8))
-        return Rings({name: Ring.plan(s, memory) for name, s in specs.items()}, ledger, ends)
+        return ChannelLayouts(
+            {name: ChannelLayout.plan(s, memory) for name, s in specs.items()}, ledger, ends
+        )
 
     def open(self, memory: Memory) -> dict[str, ShmChannel]:
         """Open the channels in this process."""
@@ -272,14 +278,18 @@ class Rings:
             begun, used, settled = (memory.words(first + i * ends * LINE, ends) for i in range(3))
             versions = memory.packed(first + 3 * ends * LINE, ends * DEPTH)
             ledger = Ledger(begun, used, settled, versions, DEPTH)
-        bundles = make_bundles({name: ring.spec for name, ring in self.rings.items()})
+        bundles = make_bundles({name: layout.spec for name, layout in self.layouts.items()})
         if memory.is_shared:
             for bundle in bundles.values():
-                own = [ring for name, ring in self.rings.items() if bundles.get(name) is bundle]
-                bundle.changed = _Changes([(ring.puts, ring.spec.writers) for ring in own], memory)
+                own = [
+                    layout for name, layout in self.layouts.items() if bundles.get(name) is bundle
+                ]
+                bundle.changed = _Changes(
+                    [(layout.puts, layout.spec.writers) for layout in own], memory
+                )
         return {
-            name: ShmChannel(memory, ring, bundles.get(name), ledger)
-            for name, ring in self.rings.items()
+            name: ShmChannel(memory, layout, bundles.get(name), ledger)
+            for name, layout in self.layouts.items()
         }
 
 

@@ -13,7 +13,7 @@ import jax
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.program import Call
 from shoal.planning.segments import Program, walk
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source, own_modules
 from shoal.runtime.cluster.worker_config import Group, ProcessSpec, WorkerConfig
@@ -48,7 +48,7 @@ class ProcessAssignment:
 
     def specs(
         self,
-        rings: Rings,
+        channels: ChannelLayouts,
         layout: ControlLayout,
         lines: RemoteChannels | None,
         group_addresses: Sequence[str],
@@ -57,7 +57,7 @@ class ProcessAssignment:
         plan = self._plan
         fragments = {f: self._fragment(program) for f, program in self._programs.items()}
         common = {
-            "rings": rings, "layout": layout,
+            "channels": channels, "layout": layout,
             "lagged": tuple(lagged(plan)), "first": self._start.tick,
             "past": tuple(name for name in self._start.past if name in layout.cells),
             "lines": lines,

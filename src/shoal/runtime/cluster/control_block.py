@@ -216,14 +216,14 @@ class ControlBlock:
         whole = self._memory.array(layout.kept[slot][name], cell.rows(layout.rows), cell.dtype)
         return whole[layout.span(replica, cell)]
 
-    def show(self, replica: Replica) -> MetricsRing:
-        """The metrics ring of one endpoint."""
+    def show(self, replica: Replica) -> MetricsBuffer:
+        """The metrics buffer of one endpoint."""
         layout = self._layout
-        return MetricsRing(self._memory, layout.shows[replica], layout.endpoints[replica].shown)
+        return MetricsBuffer(self._memory, layout.shows[replica], layout.endpoints[replica].shown)
 
 
-class MetricsRing:
-    """A ring buffer of one endpoint's metrics, read by the driver."""
+class MetricsBuffer:
+    """The buffer of one endpoint's metrics, read by the driver."""
 
     def __init__(self, memory: Memory, first: int, record: np.dtype[Any]) -> None:
         self._puts, self._takes = (memory.words(first + i * LINE, 1) for i in range(2))
@@ -241,7 +241,7 @@ class MetricsRing:
         return self._puts[0] - self._takes[0]
 
     def is_full(self) -> bool:
-        """Whether the ring has no free slot."""
+        """Whether the buffer has no free slot."""
         return self.waiting >= SHOWN
 
     def put(self, tick: int, metrics: Mapping[str, Any], lags: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
 from shoal.runtime.channels.shared_memory import Allocator
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster import supervisor as sv
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.control_layout import make_control_layout
@@ -60,9 +60,9 @@ class ProcessRun:
         roaming = [f.name for f in elastic if hosts.grows]
         near, far = divide(make_channel_specs(plan), self._assignment.worker_map, roaming)
         memory = Allocator()
-        rings = Rings.plan(near, memory)
+        channels = ChannelLayouts.plan(near, memory)
         layout = make_control_layout(plan, by_name, memory)
-        workers = make_workers(plan, worker_ids, rings, restart_policy.restarts)
+        workers = make_workers(plan, worker_ids, channels, restart_policy.restarts)
         wanted = {f.name: f.most if hosts.grows else plan.starting(f.name) for f in elastic}
         self._state = State(workers, present, wanted)
         self._hosts = WorkerHosts(hosts, list(held.values()))
@@ -74,7 +74,7 @@ class ProcessRun:
             addresses, group_addresses = _places(held.values(), listeners, len(worker_ids))
             absent = frozenset(range(len(worker_ids))) - present
             lines = make_remote_channels(far, self._assignment.worker_map, addresses, loose, absent)
-            self._specs = self._assignment.specs(rings, layout, lines, group_addresses)
+            self._specs = self._assignment.specs(channels, layout, lines, group_addresses)
         except BaseException:
             hosts.close()
             raise
@@ -84,7 +84,7 @@ class ProcessRun:
         self._given = {name: raw(given[name]) for name in layout.cells if name in given}
         states = self._kept = KeptState(plan, layout, kept, self._hosts)
         self.good = states.good
-        self._restarter = GroupRestarter(self._specs, rings, states, self._hosts, restart_policy)
+        self._restarter = GroupRestarter(self._specs, channels, states, self._hosts, restart_policy)
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._awaited: set[Replica] = set()  # endpoints that have not written their snapshot
 

@@ -17,7 +17,7 @@ from shoal.planning.plan import Replica
 from shoal.planning.restart_groups import Group, Kept
 from shoal.runtime.channels.channel import take_back
 from shoal.runtime.channels.shared_memory import Memory, join_fences
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster.control_block import MANY, ControlBlock
 from shoal.runtime.cluster.control_layout import FINAL, SNAP, START, ControlLayout
 from shoal.runtime.cluster.launching import (
@@ -142,9 +142,9 @@ class HostAgent:
         every = {slot: self.control.ticks(slot) for slot in range(SNAP + 1)}
         return {slot: {e: ticks[e] for e in spec.replicas} for slot, ticks in every.items()}
 
-    def drop_in_flight(self, together: Sequence[Group], rings: Rings) -> None:
+    def drop_in_flight(self, together: Sequence[Group], channels: ChannelLayouts) -> None:
         """Drop the in-flight messages of these endpoints; no reader here waits for them."""
-        states = [channel.state for channel in rings.open(self._memory).values()]
+        states = [channel.state for channel in channels.open(self._memory).values()]
         for group in together:
             take_back(states, {fragment for fragment, _ in group}, group[0][1])
         for scheduler in range(len(self._layout.schedulers)):
@@ -203,7 +203,7 @@ class HostAgent:
             self.control.dismiss(scheduler)
 
     def _show(self, spec: ProcessSpec) -> None:
-        """Open the metrics rings of a worker's endpoints."""
+        """Open the metrics buffers of a worker's endpoints."""
         for end in spec.replicas:
             if end not in self._shows:
                 self._shows[end] = self.control.show(end)

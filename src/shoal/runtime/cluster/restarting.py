@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shoal.planning.plan import Plan, WorkerId
 from shoal.planning.restart_groups import Kept, groups, newest_together, worker_groups
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster.host_agent import Left, Shares
 from shoal.runtime.cluster.hosts import WorkerHosts
 from shoal.runtime.cluster.kept_state import KeptState
@@ -20,15 +20,15 @@ from shoal.runtime.restart_policy import RestartPolicy, WorkerFailure
 
 
 def make_workers(
-    plan: Plan, worker_ids: Sequence[tuple[WorkerId, ...]], rings: Rings, restarts: int
+    plan: Plan, worker_ids: Sequence[tuple[WorkerId, ...]], channels: ChannelLayouts, restarts: int
 ) -> Workers:
-    """The static facts of a plan's workers; channels that aren't in `rings` cross hosts."""
+    """The static facts of a plan's workers; those that aren't in `channels` cross hosts."""
     found = worker_groups(plan, worker_ids)
 
     def is_restartable(group: Group) -> bool:
         fragments = {f for n in group for f, _ in worker_ids[n]}
         own = [c for c in plan.channels if {c.writer, c.reader} & fragments]
-        far = [c for c in own if c.name not in rings.rings]
+        far = [c for c in own if c.name not in channels.layouts]
         others = [c for c in far if plan.in_step(c.writer) != plan.in_step(c.reader)]
         free = plan.replaceable
         return fragments <= free and not any({c.writer, c.reader} <= free for c in others)
@@ -60,12 +60,12 @@ class GroupRestarter:
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
-        rings: Rings,
+        channels: ChannelLayouts,
         kept: KeptState,
         hosts: WorkerHosts,
         restart_policy: RestartPolicy,
     ) -> None:
-        self._specs, self._rings, self._kept = specs, rings, kept
+        self._specs, self._channels, self._kept = specs, channels, kept
         self._plan, self._layout = kept.plan, kept.layout
         self._hosts, self._restart_policy = hosts, restart_policy
         self._left: dict[Group, Left] = {}
@@ -88,7 +88,7 @@ class GroupRestarter:
             for slot, ticks in ended(n, lambda host, spec=spec: host.end(spec, note)).items():
                 kept[slot] = kept.get(slot, {}) | ticks
         for n in group:
-            clear = together, self._rings
+            clear = together, self._channels
             self._hosts.of(n, lambda host, clear=clear: host.drop_in_flight(*clear))
         newest = newest_together(kept, together)
         every = [
@@ -111,7 +111,7 @@ class GroupRestarter:
         shares = left.shares | self._fresh.pop(group).result()
         fragments = {f for n in group for f, _ in self._specs[n].worker_ids}
         own = [c for c in self._plan.channels if {c.writer, c.reader} <= fragments]
-        apart = any(c.name not in self._rings.rings for c in own)
+        apart = any(c.name not in self._channels.layouts for c in own)
         addresses = {
             n: self._hosts.of(n, lambda host, n=n: host.listen_for(n)) for n in group if apart
         }

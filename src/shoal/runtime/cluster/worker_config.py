@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.planning.plan import Replica, WorkerId
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster.control_layout import ControlLayout
 from shoal.runtime.cluster.user_modules import Source
 from shoal.runtime.execution.fragment import FragmentSpec
@@ -34,7 +34,7 @@ class WorkerConfig:
 
     worker_ids: tuple[WorkerId, ...]
     fragments: Mapping[str, ExportedFragment | FragmentSpec]  # exported if any part is compiled
-    rings: Rings
+    channels: ChannelLayouts
     layout: ControlLayout
     lagged: tuple[Lagged, ...]
     first: int  # the tick that the run resumes from

@@ -21,7 +21,7 @@ from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.cluster.control_block import (
     MANY,
     ControlBlock,
-    MetricsRing,
+    MetricsBuffer,
     SharedLimit,
     watch_parent,
 )
@@ -150,7 +150,7 @@ class _ProcessReporter:
     def __init__(self, control: ControlBlock, layout: ControlLayout) -> None:
         self._control, self._waker = control, control.driver_waker
         self._schedulers = {r: endpoint.scheduler for r, endpoint in layout.endpoints.items()}
-        self._shows: dict[Replica, MetricsRing] = {}
+        self._shows: dict[Replica, MetricsBuffer] = {}
 
     def show(self, tick: int, replica: Replica, metrics: Metrics, lags: Lags) -> None:
         """Write a tick's metrics; waits if the driver is far behind."""
@@ -211,7 +211,7 @@ class WorkerSetup:
         restart: Restart | None,
     ) -> None:
         self._config, self._control, self._restart = config, control, restart
-        self._channels: dict[str, Any] = dict(config.rings.open(memory))
+        self._channels: dict[str, Any] = dict(config.channels.open(memory))
         self._reporter = _ProcessReporter(control, config.layout)
         held = control.read(START)
         past = {name: held[name] for name in config.past}
@@ -318,7 +318,7 @@ class WorkerSetup:
         config, control = self._config, self._control
         if self._links is None:
             return control.waker(number, SPIN_S)
-        alone = not config.rings.rings and len(config.worker_ids) == 1
+        alone = not config.channels.layouts and len(config.worker_ids) == 1
         return self._links.waker(control.waker(number), alone=alone, spin=SPIN_S)
 
 

@@ -1,6 +1,6 @@
-"""Channels between hosts over TCP: messages are received directly into the reader's ring.
+"""Channels between hosts over TCP: messages are received directly into the reader's slots.
 
-Each worker has a ring with the layout of shared memory, rows by reader, so that messages of many
+Each worker has slots with the layout of shared memory, rows by reader, so that messages of many
 writers are contiguous for their reader. Each worker keeps its own counts and sends changes to the
 workers concerned: a put count travels with its message, a take count frees a slot.
 """
@@ -70,9 +70,9 @@ class Outbound:
 class TcpChannel:
     """One worker's side of a channel whose endpoints are in different workers."""
 
-    def __init__(self, ring: ShmChannel, view: View, links: Connections) -> None:
-        self._ring, self.view, self.links = ring, view, links
-        self.state: ChannelState = ring.state
+    def __init__(self, local: ShmChannel, view: View, links: Connections) -> None:
+        self._local, self.view, self.links = local, view, links
+        self.state: ChannelState = local.state
         self._spec, self._gate, me = view.spec, view.spec.gate, links.me
         self.is_latest = isinstance(self._gate.flow, Latest)
         self._is_some = takes_some(self._gate.flow)
@@ -97,7 +97,7 @@ class TcpChannel:
 
     def _buffer(self, writer: int, other: int) -> SendBuffer:
         """The send buffer of an endpoint; shared by workers that receive the same rows."""
-        parts = self._ring.targets(writer, 0, self.view.taking(writer, other))
+        parts = self._local.targets(writer, 0, self.view.taking(writer, other))
         same = writer, repr([(into.shape, name, rows) for into, name, _, rows in parts])
         if same not in self._buffers:
             self._buffers[same] = SendBuffer(parts, keeps=self.is_latest)
@@ -123,7 +123,7 @@ class TcpChannel:
             for outbound in self._outbound[end]:
                 outbound.send(message, number, version)
             if self._is_near[end]:
-                self._ring.put(end, message, version)
+                self._local.put(end, message, version)
             else:
                 self.state.did_put(end)
             if self.is_latest:
@@ -141,9 +141,9 @@ class TcpChannel:
             return receive(message, turns)
 
         if self.is_latest:
-            return self._ring.take(end, tick, receive)
+            return self._local.take(end, tick, receive)
         with self.lock:
-            taken = self._ring.take(end, tick, look)
+            taken = self._local.take(end, tick, look)
             self._send_taken(end, seen)
         return taken
 
@@ -170,12 +170,12 @@ class TcpChannel:
         """The buffers for a message's body."""
         slots = self._landings.get(frame.end) or self._make_landings(frame.end)
         if self.is_latest:
-            self._ring.begin_landing(frame.end, frame.number)
+            self._local.begin_landing(frame.end, frame.number)
         return slots[frame.number % len(slots)].views
 
     def _make_landings(self, writer: int) -> list[Landing]:
-        readers, slots = self.view.taking(writer, self.links.me), range(self._ring.slots)
-        found = [Landing(self._ring.targets(writer, slot, readers)) for slot in slots]
+        readers, slots = self.view.taking(writer, self.links.me), range(self._local.slots)
+        found = [Landing(self._local.targets(writer, slot, readers)) for slot in slots]
         self._landings[writer] = found
         return found
 
@@ -186,7 +186,7 @@ class TcpChannel:
             slots = self._landings[end]
             slots[frame.number % len(slots)].settle()
             state.counts.puts[end] = frame.number  # of `Latest`, some may have been skipped
-            self._ring.end_landing(end, frame.number, frame.stamp)
+            self._local.end_landing(end, frame.number, frame.stamp)
         elif frame.kind == TAKEN:
             taken = (frame.number + 1) * self._together
             sources = (end,) if self._is_some else self._gate.sources[end]
@@ -257,7 +257,7 @@ class TcpChannel:
         view, me = self.view, self.links.me
         for writer in view.written_by.get(other, ()):
             if readers := view.taking(writer, me):
-                yield (DATA, view.number, writer), size_of(self._ring.targets(writer, 0, readers))
+                yield (DATA, view.number, writer), size_of(self._local.targets(writer, 0, readers))
             if me in view.beside(writer):
                 yield (COUNT, view.number, writer), 0
         for writer in view.written_by.get(me, ()):
@@ -424,10 +424,10 @@ def open_channels(
 
     `wake` is called when a connection is lost; `memory` holds the messages.
     """
-    rings = remote.rings.open(memory or Memory.own(remote.size))
+    local = remote.layouts.open(memory or Memory.own(remote.size))
     every = [
-        TcpChannel(ring, view, links)
-        for ring, view in zip(rings.values(), remote.views(), strict=True)
+        TcpChannel(one, view, links)
+        for one, view in zip(local.values(), remote.views(), strict=True)
     ]
     for other, handover in links.handovers.items():
         words = iter(json.loads(handover))
@@ -438,4 +438,4 @@ def open_channels(
         _Handler(every, remote),
         wake,
     )
-    return dict(zip(rings, every, strict=True))
+    return dict(zip(local, every, strict=True))

@@ -12,7 +12,7 @@ from shoal.planning.channel_specs import ChannelSpec
 from shoal.planning.policy import Latest, takes_some
 from shoal.planning.restart_groups import group_of
 from shoal.runtime.channels.shared_memory import Allocator
-from shoal.runtime.channels.shm import Rings
+from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.net.sockets import Address
 from shoal.runtime.net.wire import TOKEN, Credentials, digest
 
@@ -82,9 +82,9 @@ def make_remote_channels(
     if not far:
         return None
     memory = Allocator()
-    rings = Rings.plan(far, memory)
+    layouts = ChannelLayouts.plan(far, memory)
     return RemoteChannels(
-        rings, memory.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
+        layouts, memory.size, workers.ends, workers.names, tuple(addresses), os.urandom(TOKEN),
         groups, absent,
         signed=os.environ.get("SHOAL_NET_MAC", "0") not in ("", "0"),
     )  # fmt: skip
@@ -94,7 +94,7 @@ def make_remote_channels(
 class RemoteChannels:
     """All channels between hosts as plain data, with the worker and address of each endpoint."""
 
-    rings: Rings
+    layouts: ChannelLayouts
     size: int
     ends: Mapping[str, tuple[int, ...]]  # by endpoint of a fragment, its worker's index
     names: tuple[str, ...]  # of workers, for errors
@@ -107,20 +107,20 @@ class RemoteChannels:
 
     def __repr__(self) -> str:
         # Without the token.
-        return f"RemoteChannels({list(self.rings.rings)}, {self.names}, {self.addresses})"
+        return f"RemoteChannels({list(self.layouts.layouts)}, {self.names}, {self.addresses})"
 
     @property
     def known(self) -> Credentials:
         """The credentials that both sides of a connection must share."""
-        specs = [repr((name, ring.spec)) for name, ring in self.rings.rings.items()]
+        specs = [repr((name, one.spec)) for name, one in self.layouts.layouts.items()]
         layout = digest("\n".join([*specs, repr(sorted(self.ends.items()))]))
         return Credentials(self.token, layout, self.signed)
 
     def views(self) -> Iterator[View]:
         """The view of every channel."""
-        for number, ring in enumerate(self.rings.rings.values()):
-            gate = ring.spec.gate
-            yield View(number, ring.spec, self.ends[gate.writer], self.ends[gate.reader])
+        for number, one in enumerate(self.layouts.layouts.values()):
+            gate = one.spec.gate
+            yield View(number, one.spec, self.ends[gate.writer], self.ends[gate.reader])
 
     def others(self, me: int) -> frozenset[int]:
         """The workers that one worker is connected to."""
