@@ -9,7 +9,7 @@ import pytest
 from shoal.algorithms import PPO
 from shoal.cli.main import main, parse
 from shoal.envs import make
-from shoal.errors import SettingError
+from shoal.errors import SettingError, ShoalError
 from shoal.runs.making import check_actions, make_job
 
 LOOP = """
@@ -104,6 +104,21 @@ def test_a_file_that_failed_is_read_again_once_it_is_right(here):
     assert main(["graph", "broken.py:Loop"]) == 2
     (here / "broken.py").write_text(LOOP)
     assert main(["graph", "broken.py:Loop", "--out", "it.txt"]) == 0
+
+
+@pytest.mark.parametrize("command", ["plan", "graph", "verify", "record --edge a>b"])
+def test_a_toml_file_for_train_says_the_loop_of_other_commands(here, command):
+    (here / "train.toml").write_text(
+        'algorithm = "loop.py:Loop"\nticks = 7\nseed = 3\nname = "x"\nkeep = 2\nenvs = 4\n'
+        'distribute = "impala"\n[settings]\nwidth = 5\n[distribute_settings]\nactors = 3\n'
+    )
+    options = parse([*command.split(), "--config", "train.toml"]).options
+    assert (options.algorithm, options.envs, options.settings) == ("loop.py:Loop", 4, {"width": 5})
+    assert getattr(options, "ticks", 7) == 7
+    assert options.distribute == (None if command == "graph" else "impala")
+    (here / "train.toml").write_text('algorithm = "loop.py:Loop"\ntocks = 7\n')
+    with pytest.raises(ShoalError, match="tocks"):
+        parse([*command.split(), "--config", "train.toml"])
 
 
 def test_a_list_of_a_toml_file_is_a_tuple_and_a_flag_says_how_long_instead_of_the_file(here):

@@ -48,7 +48,7 @@ class IMPALA:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     norm_obs: bool = False
-    norm_reward: bool = True  # or returns far from 1 make values outweigh actions
+    norm_reward: bool = True  # else values take as many updates as returns are large
     hidden: tuple[int, ...] = (64, 64)
     torso: Any = "auto"  # what sees observations: mlp, nature, resnet, minatar, or your network
     activation: str = "tanh"  # or another function of jax.nn

@@ -19,6 +19,7 @@ from shoal.runs.options import (
     GROUPS,
     Doc,
     LoopOptions,
+    TrainOptions,
     check_values,
     doc_of,
     hints_of,
@@ -170,9 +171,14 @@ def _reader(flag: Flag) -> Read:
 
 
 def config_of(kind: type, words: Words) -> dict[str, Any]:
-    """The options in the TOML file of the words."""
+    """The options in the TOML file of the words; of one for `shoal train`, those of the loop."""
     known = hints_of(kind)
+    others = hints_of(TrainOptions) if issubclass(kind, LoopOptions) else {}
+    found = dict(words.config)
     for name, value in words.config.items():
+        if name in others and not doc_of(known.get(name)).text and doc_of(others[name]).text:
+            del found[name]
+            continue
         if name not in known:
             raise unknown(name, known, words.config_file)
         if name in TABLES and not isinstance(value, dict):
@@ -180,7 +186,7 @@ def config_of(kind: type, words: Words) -> dict[str, Any]:
                 f"`{name}` of {words.config_file} is no table",
                 f"Write [{name}], and a line for each.",
             )
-    return dict(words.config)
+    return found
 
 
 # Flags of options

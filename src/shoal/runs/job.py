@@ -198,6 +198,8 @@ def run_job(run: Run, options: RunOptions) -> Trained:
             log.add(line)
             progress.say(line)
 
+        for remark in job.remarks:
+            say(remark)
         lines = stack.enter_context(Lines(folder / "metrics.jsonl", say))
         checkpoints = Checkpoints(folder / "checkpoints", record["keep"], say)
         stack.callback(checkpoints.wait)

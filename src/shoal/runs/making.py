@@ -16,6 +16,7 @@ from shoal.envs.given import called
 from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.policies import POLICIES, fused, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
+from shoal.rl import futile
 from shoal.rl.ranges import SYNONYMS
 from shoal.runs.options import LoopOptions, option_of, shown
 from shoal.runs.recipes import load_file, with_source
@@ -67,6 +68,25 @@ class Job:
         return {"initial": rate, "final": rate}
 
     @property
+    def remarks(self) -> list[str]:
+        """What the run is too short to learn, unless a preset is known to learn it."""
+        for preset in PRESETS.get(self.title, {}).values():
+            known = with_total_ticks(preset.algorithm, self.ticks)
+            if known == self.trained and self.ticks >= preset.ticks:
+                return []
+        return futile.remarks(self.loop) if self.is_ours else []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the algorithm is one of Shoal's."""
+        return type(self.trained) in ALGORITHMS.values()
+
+    @property
+    def loop(self) -> futile.Loop:
+        """What is trained, without names."""
+        return futile.Loop(self.trained, self.env, self.envs, self.ticks)
+
+    @property
     def name(self) -> str:
         """The title of its runs."""
         return self.title if self.env is None else f"{self.title}-{self.env_name}"
@@ -79,7 +99,8 @@ class Job:
 
     def lasting(self, ticks: int) -> Job:
         """The same job with another number of ticks."""
-        return replace(self, algorithm=with_total_ticks(self.algorithm, ticks), ticks=ticks)
+        algorithm = with_total_ticks(self.algorithm, ticks)
+        return check_learns(replace(self, algorithm=algorithm, ticks=ticks))
 
 
 def make_job(loop: LoopOptions, *, ticks: int | None = None, evaluate: int = 0) -> Job:
@@ -93,12 +114,20 @@ def make_job(loop: LoopOptions, *, ticks: int | None = None, evaluate: int = 0) 
     check_actions(algorithm, env)
     ticks = ticks or (preset.ticks if preset else USUAL_TICKS)
     algorithm = with_total_ticks(check_total_ticks(algorithm, ticks), ticks)
-    if evaluate:
-        algorithm = Evaluated(algorithm, every=evaluate)
     own = getattr(algorithm, "envs", None) if env is None else None
     usual = preset.envs if preset else own if isinstance(own, int) else USUAL_ENVS
+    if evaluate:
+        algorithm = Evaluated(algorithm, every=evaluate)
     sources = (_source(loop.algorithm), _source(loop.env))
-    return Job(algorithm, env, loop.envs or usual, ticks, *sources)
+    job = Job(algorithm, env, loop.envs or usual, ticks, *sources)
+    return job if getattr(loop, "steps", None) else check_learns(job)  # steps: see `lasting`
+
+
+def check_learns(job: Job) -> Job:
+    """`job`, unless its algorithm is one of Shoal's and can't learn with its settings."""
+    if job.is_ours:
+        futile.check_can_learn(job.loop)
+    return job
 
 
 def _source(named: Any) -> str:
