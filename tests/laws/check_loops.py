@@ -544,11 +544,11 @@ def written(body, indent="") -> Iterator[str]:
 
 
 def watch(tally: Tally, found: Iterator[Verdict], failures: Path | None) -> None:
-    """Count verdicts as they come, note failures in a file, and print progress now and then."""
+    """Count verdicts as they come, note failures and unjust refusals, and print progress."""
     shown = time.monotonic()
     for verdict in found:
         tally.add(verdict)
-        if failures and verdict.outcome in FAILED:
+        if failures and verdict.outcome in (*FAILED, UNJUST):
             with failures.open("a") as file:
                 print(json.dumps(asdict(verdict)), file=file)
         if time.monotonic() - shown > PROGRESS_S:
