@@ -87,7 +87,7 @@ def trained(options: TrainOptions) -> Trained:
     backend = check_backend(options.backend or BACKEND)
     distribution = beside_evaluation(job, chosen or default_distribution(job.env))
     cluster = cluster_of(options, backend)
-    drawn = draw(job, distribution, cluster)
+    drawn = draw(job, distribution, cluster, starts=not options.steps)
     if options.steps:
         job, drawn = lasting_steps(job, drawn, options.steps, cluster)
     if is_auto and cluster is None:
@@ -172,15 +172,21 @@ def chosen_distribution(options: LoopOptions) -> DistributionPolicy | None:
     return found
 
 
-def draw(job: Job, distribution: DistributionPolicy, cluster: Cluster | None = None) -> Plan:
-    """The plan of a job's loop, which is traced and checked."""
+def draw(
+    job: Job,
+    distribution: DistributionPolicy,
+    cluster: Cluster | None = None,
+    *,
+    starts: bool = False,
+) -> Plan:
+    """The plan of a job's loop, which is traced and checked, and with `starts` is about to run."""
     ensure_devices(distribution)
-    return plan(traced(job), distribution, cluster)
+    return plan(traced(job, starts=starts), distribution, cluster)
 
 
-def traced(job: Job) -> Graph:
+def traced(job: Job, *, starts: bool = False) -> Graph:
     """The graph of a job's loop, which depends on nothing but its state."""
-    graph = trace(job.algorithm, job.env, envs=job.envs)
+    graph = trace(job.algorithm, job.env, envs=job.envs, starts=starts)
     check_not_frozen(graph.origin, job.envs)
     return graph
 

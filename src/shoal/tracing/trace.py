@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -37,6 +39,7 @@ class Origin:
     algorithm: Any
     env: Any
 
+    @functools.cache  # noqa: B019  an origin lives as long as its graphs
     def spec(self, envs: int) -> Any:
         """Shapes and dtypes of the carried state."""
         with reraised_as("init", envs, source_of(method(self.algorithm, "init"))):
@@ -47,14 +50,23 @@ class Origin:
 
     def start(self, seed: int, envs: int) -> Any:
         """The state before the first tick."""
-        return self._init(envs)(jax.random.key(seed))
+        key = jax.random.key(seed)
+        compiled = _COMPILING.get(self, {}).pop(envs, None)
+        return compiled.result()(key) if compiled else self._init(envs)(key)
 
-    @functools.cache  # noqa: B019  as below
+    def compile_init(self, envs: int) -> None:
+        """Compile `init` on another thread, for `start`."""
+        lowered = self._init(envs).lower(jax.random.key(0))
+        pool = ThreadPoolExecutor(1)
+        _COMPILING.setdefault(self, {})[envs] = pool.submit(lowered.compile)
+        pool.shutdown(wait=False)
+
+    @functools.cache  # noqa: B019  as above
     def _init(self, envs: int) -> Any:
         """`init` as one program for all seeds."""
         return jax.jit(lambda key: self.algorithm.init(key, self.env, envs))
 
-    @functools.cache  # noqa: B019  an origin lives as long as its graphs
+    @functools.cache  # noqa: B019  as above
     def at(self, envs: int) -> Graph:
         """The graph with `envs` environments; no axes yet."""
         return _read(self, envs)
@@ -88,17 +100,26 @@ class Origin:
             return None
 
 
-def trace(algorithm: Algorithm, env: Any = None, *, envs: int) -> Graph:
+# Programs of `init` that are compiling, by their origin and its number of environments.
+_COMPILING: WeakKeyDictionary[Origin, dict[int, Future[Any]]] = WeakKeyDictionary()
+
+
+def trace(algorithm: Algorithm, env: Any = None, *, envs: int, starts: bool = False) -> Graph:
     """The graph of `algorithm`'s tick with `envs` environments.
 
     What is carried and grows with the number of environments has a row for each of them; what
-    else has rows follows from what the loop does with these.
+    else has rows follows from what the loop does with these. With `starts`, `init` compiles
+    while the tick is traced: the loop is about to run.
     """
     if envs < 1:
         raise TraceError(
             f"envs={envs}: a loop needs at least one environment", "Set envs to 1 or more."
         )
-    return Origin(algorithm, env).annotated(envs)
+    origin = Origin(algorithm, env)
+    if starts:
+        origin.spec(envs)
+        origin.compile_init(envs)
+    return origin.annotated(envs)
 
 
 def _read(origin: Origin, envs: int) -> Graph:
