@@ -4,7 +4,12 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
+
+import shoal
+from shoal.tracing.interpret import interpret
 
 RUN = """
 import jax, jax.numpy as jnp, shoal
@@ -48,3 +53,25 @@ def test_the_cache_can_be_turned_off_and_jaxs_own_setting_wins(tmp_path, variabl
 def test_a_cache_folder_that_cannot_be_created_is_not_fatal(tmp_path):
     (tmp_path / "file").touch()
     assert kept(tmp_path, SHOAL_CACHE=str(tmp_path / "file" / "folder")) == "None"
+
+
+def test_a_loop_that_is_traced_again_is_the_same_program():
+    """So that a second run in a process, or with another seed, finds it in the cache."""
+
+    class Grow:
+        def init(self, key, env, envs):
+            return jnp.zeros(envs)
+
+        def tick(self, env, state):
+            return self.grow(state), {}
+
+        @shoal.stage(per="env")
+        def grow(self, x):
+            return x + 1
+
+    def text():
+        graph = shoal.trace(Grow(), envs=2)
+        specs = jax.tree.leaves(graph.origin.spec(2))
+        return jax.jit(lambda *carry: interpret(graph, carry)).lower(*specs).as_text()
+
+    assert text() == text()

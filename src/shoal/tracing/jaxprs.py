@@ -29,7 +29,7 @@ from shoal.tracing.equations import (
 )
 from shoal.tracing.flow import LOST, Flow
 from shoal.tracing.local import Held, Local
-from shoal.tracing.stage import Mark, output_names
+from shoal.tracing.stage import Mark
 
 _SPOKEN = {"while": "lax.while_loop", "cond": "lax.cond"}
 
@@ -333,14 +333,20 @@ def output_labels(equation: Any) -> list[str]:
     count = len(equation.outvars)
     numbered = [f".{i}" for i in range(count)]
     if equation_mark(equation):
-        names = output_names(equation.params["name"], count)
-        return [f".{n}" if n else "" for n in names] if len(names) == count else numbered
+        jaxpr, _ = opened(equation.params["jaxpr"])
+        paths = jaxpr.debug_info.result_paths or ()
+        return [_dotted(p) for p in paths] if len(paths) == count else numbered
     if equation.primitive.name == "scan":
         jaxpr, _ = opened(equation.params["jaxpr"])
         makers = {v: (e, i) for e in jaxpr.eqns if is_stage(e) for i, v in enumerate(e.outvars)}
         found = [None if isinstance(v, jex.Literal) else makers.get(v) for v in jaxpr.outvars]
         return [_made_by(maker, f".{i}") for i, maker in enumerate(found)]
     return [""] if count == 1 else numbered
+
+
+def _dotted(path: str) -> str:
+    """JAX's path of a result, such as `result[0]['params'].w`, as `.0.params.w`."""
+    return re.sub(r"\['?(.*?)'?\]", r".\1", path.removeprefix("result"))
 
 
 def _made_by(maker: tuple[Any, int] | None, otherwise: str) -> str:

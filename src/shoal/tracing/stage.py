@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
+import hashlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,20 +39,12 @@ class Mark:
 ROLES = ("", "env")
 _MOST_BOUND = 256  # objects that each stage remembers its binding to, the newest
 _NO_LAG = "Use lag=0, or an algorithm that corrects for the lag."
-_MARKS: list[Mark] = []
-_OUTPUTS: dict[tuple[str, int], tuple[str, ...]] = {}
-_LABEL = re.compile(r"^.+@(?P<index>\d+)$")  # a stage's name and number
+_MARKS: dict[str, Mark] = {}  # by label
 
 
 def mark_of(label: str) -> Mark | None:
     """The mark behind the name of a traced call, or None if the call is not a stage."""
-    found = _LABEL.match(label)
-    return _MARKS[int(found["index"])] if found and int(found["index"]) < len(_MARKS) else None
-
-
-def output_names(label: str, count: int) -> tuple[str, ...]:
-    """The names of the `count` leaves that the stage behind `label` returned when last traced."""
-    return _OUTPUTS.get((label, count), ())
+    return _MARKS.get(label)
 
 
 @overload
@@ -209,12 +201,10 @@ class Stage:
 
         @functools.wraps(function)
         def named(*args: Any, **shared: Any) -> Any:
-            out = call((owner(),) if owner else (), *args, **shared)
-            paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-            _OUTPUTS[label, len(paths)] = tuple(path_name(path) for path in paths)
-            return out
+            return call((owner(),) if owner else (), *args, **shared)
 
-        self._jitted = jax.jit(_alias(named, label))
+        named.__name__ = named.__qualname__ = label
+        self._jitted = jax.jit(named)
 
     def __call__(self, *args: Any, **shared: Any) -> Any:
         """What the function returns; `args` are rows where it is per environment."""
@@ -240,11 +230,8 @@ class Stage:
         key = id(instance)
         found = self._bound.pop(key, None)
         if found is None or found._owner is None or found._owner() is not instance:
-            mark = mark_of(self._label)
-            assert mark is not None
-            # A label of its own: what another instance returns may have other names.
             owner = _reference(instance, lambda _: self._bound.pop(key, None))
-            found = Stage(self._original, self._call, label_of(mark), self._again, owner)
+            found = Stage(self._original, self._call, self._label, self._again, owner)
         self._bound[key] = found
         while len(self._bound) > _MOST_BOUND:
             self._bound.pop(next(iter(self._bound)), None)
@@ -286,15 +273,6 @@ def _again(
         return host(returns, per=mark.per, name=mark.name, role=mark.role)(function)
     made = stage(per=mark.per, name=mark.name, on_policy=mark.on_policy, role=mark.role)
     return made(function)
-
-
-def _alias(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def alias(*args: Any, **shared: Any) -> Any:
-        return function(*args, **shared)
-
-    alias.__name__ = alias.__qualname__ = name
-    return alias
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -345,9 +323,13 @@ def check_rows(rows: tuple[Any, ...], mark: Mark) -> tuple[Any, ...]:
 
 
 def label_of(mark: Mark) -> str:
-    """Register `mark` and give the name that its traced calls carry."""
-    _MARKS.append(mark)
-    return f"{mark.name}@{len(_MARKS) - 1}"
+    """Register `mark` and give the name that its traced calls carry.
+
+    It depends on the mark alone: a loop that is traced again is the same program to XLA's cache.
+    """
+    label = f"{mark.name}@{hashlib.sha256(repr(mark).encode()).hexdigest()[:12]}"
+    _MARKS[label] = mark
+    return label
 
 
 def source_of(function: Callable[..., Any]) -> str:
