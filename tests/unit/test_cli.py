@@ -179,6 +179,7 @@ def test_user_files_train_and_every_run_has_its_own_folder(folder):
         assert code == 0, err
         assert f"Results are in runs/mine-my world-{number}/" in out
         assert "lag 1" in out
+        assert "shoal.envs.episode_totals(step)" in out
     (first, rows), (second, _) = (read(folder, f"mine-my world-{n}") for n in (1, 2))
     said = {"algorithm": "mine", "env": "my world", "distribution_policy": "my_policy"}
     said |= {"backend": "inline", "seed": 7, "ticks": 3, "env_steps": 12}

@@ -138,7 +138,9 @@ def test_a_run_for_each_seed(tmp_path, monkeypatch, capsys):
     assert main(["train", "ppo", "CartPole-v1", *small, "--seeds", "3,5", "--name", "two"]) == 0
     found = {run.folder.name: run.facts["seed"] for run in group("two").runs}
     assert found == {"seed-3": 3, "seed-5": 5}
-    assert "shoal runs compare runs/two" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "shoal runs compare runs/two" in out
+    assert out.count("fragment  replicas") == 1
 
 
 def test_a_run_says_where_it_comes_from(tiny_run):

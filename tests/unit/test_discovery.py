@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from packaging.requirements import Requirement
 
 from shoal.algorithms import PRESETS
 from shoal.cli.main import main
@@ -83,6 +84,9 @@ def test_the_doctor_names_versions_that_clash(monkeypatch, shown):
     monkeypatch.setattr(doctor, "_version", versions.get)
     monkeypatch.setattr(doctor.metadata, "requires", needs.get)
     assert dict(clashing("shoal")) == {"tool": "asks for part<2,>=1, and 0.5 is installed"}
+    inner = Requirement("tool[x]")
+    assert doctor._is_missing(inner)
+    assert not doctor._is_missing(Requirement("tool"))
     bad = doctor.Finding("tool", BAD, "asks for part>=1")
     monkeypatch.setattr("shoal.cli.discovery.examine", lambda: iter([bad]))
     assert "BAD   tool           asks for part>=1" in shown("doctor", code=1)

@@ -45,6 +45,11 @@ class Drawn(gymnasium.Env):
         return np.full((31, 40, 3), 40 * self.time, np.uint8)
 
 
+class Blind(Drawn):
+    def __init__(self):
+        super().__init__()
+
+
 @dataclass(frozen=True)
 class Pixels:
     """A dot that moves; an episode has four steps."""
@@ -111,4 +116,6 @@ def test_what_cannot_be_filmed_is_refused(tmp_path):
     check_error(SettingError, lambda: film(world, tmp_path / "a.avi", Protocol(1)), ".gif or .mp4")
     nothing = Agent(Greedy(), None, (), 0)
     check_error(SettingError, lambda: film(nothing, tmp_path / "a.gif", Protocol(1)), "nothing")
+    blind = Agent(Ones(), shoal.envs.make(Blind), (), 0)
+    check_error(SettingError, lambda: film(blind, tmp_path / "a.gif", Protocol(1)), "no frames")
     check_error(MissingExtraError, lambda: check_package("no_such"), 'pip install "shoal[video]"')

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_several_runs_are_in_one_report(folder, tmp_path):
     assert main(["report", str(folder), str(folder), "--out", str(tmp_path / "two.html")]) == 0
     html = (tmp_path / "two.html").read_text()
     assert len(data_of(html, "runs")) == 2
+
+
+def test_a_group_of_seeds_is_in_one_report(folder, tmp_path):
+    for seed in (0, 1):
+        shutil.copytree(folder, tmp_path / "group" / f"seed-{seed}")
+    out = tmp_path / "group.html"
+    assert main(["report", str(tmp_path / "group"), "--out", str(out)]) == 0
+    names = [run["facts"]["name"] for run in data_of(out.read_text(), "runs")]
+    assert names == ["group/seed-0", "group/seed-1"]
 
 
 @contextmanager

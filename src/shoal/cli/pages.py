@@ -11,11 +11,12 @@ from shoal.cli.files import check_file, run_folder, write_text
 from shoal.errors import SettingError
 from shoal.pages import RunView, report_page
 from shoal.pages.live import LOOPBACK, Server
+from shoal.runs.listing import group
 from shoal.runs.options import Doc
 from shoal.shapes import Between
 
 PAGE, OUTPUT = "The page", "Output"
-RUNS = Doc("folders, or names of runs in runs/; by default the newest there", "", "RUN")
+RUNS = Doc("runs, or folders of runs such as --seeds makes; by default the newest", "", "RUN")
 
 
 @dataclass(frozen=True)
@@ -64,4 +65,14 @@ def report(options: ReportOptions) -> int:
 
 
 def _folders(runs: tuple[str, ...]) -> list[Path]:
-    return [run_folder(run) for run in runs or (None,)]
+    """The folders of runs, and of all runs of groups, such as the seeds of one experiment."""
+    if not runs:
+        return [run_folder(None)]
+    return [folder for named in runs for folder in _group(named)]
+
+
+def _group(named: str) -> list[Path]:
+    folder = run_folder(named)
+    if "*" in named or next(folder.glob("*/run.json"), None):
+        return [run.folder for run in group(named).runs]
+    return [folder]

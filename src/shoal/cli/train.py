@@ -23,6 +23,7 @@ from shoal.runs.training import simulated_plan, trained
 
 MOST_SEEDS = 1000
 SIMULATED, TICKS = "simulated", 100  # a backend that runs nothing, and how long by default
+NO_RETURNS = "no returns: tick's metrics lack those of shoal.envs.episode_totals(step)"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def train(options: TrainSeedsOptions) -> int:
     for number, seed in enumerate(seeds, 1):
         print(f"Seed {seed} ({number} of {len(seeds)}), in {made}/")
         one = replace(options, seed=seed, seeds=None, name=f"seed-{seed}", folder=made)
-        if code := train_once(one):
+        if code := train_once(one, shows_plan=number == 1):
             return code
     print(f"Compare these runs with others: shoal runs compare {made} ...")
     return 0
@@ -76,7 +77,7 @@ def _title(options: TrainOptions) -> str:
     return f"{Path(str(options.algorithm)).name}-{options.env or ''}"
 
 
-def train_once(options: TrainOptions) -> int:
+def train_once(options: TrainOptions, *, shows_plan: bool = True) -> int:
     """Train, and print how it ended."""
     console = Console(highlight=False, soft_wrap=True)
     if options.backend == SIMULATED:
@@ -87,7 +88,7 @@ def train_once(options: TrainOptions) -> int:
         return 0
     if options.distribute is None:
         options = replace(options, distribute=AUTO)
-    with _waiting("tracing and planning", console) as announce:
+    with _waiting("tracing and planning", console if shows_plan else None) as announce:
         done = trained(replace(options, progress=True, announce=announce))
     return _show_end(done, console)
 
@@ -106,13 +107,14 @@ def resume(options: ResumeOptions) -> int:
 
 
 @contextmanager
-def _waiting(what: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show a spinner until the first announcement."""
+def _waiting(what: str, console: Console | None) -> Iterator[Callable[[str], None]]:
+    """Show a spinner until the first announcement, which is printed if there is a console."""
     status = Console(stderr=True).status(what)
 
     def announce(text: str) -> None:
         status.stop()
-        console.print(text + "\n" * ("\n\n" in text), markup=False)
+        if console is not None:
+            console.print(text + "\n" * ("\n\n" in text), markup=False)
 
     status.start()
     try:
@@ -134,6 +136,8 @@ def _show_end(done: Trained, console: Console) -> int:
     if mean is not None:
         line += f"; mean return of the last {min(100, summary['episodes'])} episodes {mean:.1f}"
     console.print(line, markup=False)
+    if steps and not any(metric.outer == "episodes" for metric in done.plan.graph.metrics):
+        console.print(NO_RETURNS, markup=False)
     if judged := summary.get("evaluation"):
         line = f"evaluated at tick {judged['tick']}: mean return {judged['return_mean']:.1f}"
         console.print(f"{line} of {judged['episodes']} episodes", markup=False)

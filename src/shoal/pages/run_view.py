@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from shoal.runs.folder import FORM, StatusFile, is_locked
 from shoal.shapes import ShapeError, Steps, misfit, read_json, why_unreadable
 
 Json = dict[str, Any]
+IN_GROUP = re.compile(r"seed-\d+")  # folders in the folder of a group
 LATE_S = 10.0  # since a run in progress has written its status last
 WINDOW_S = 10.0  # the time that the load of a run in progress is over
 READ_S = 0.05  # of reading rows at a time
@@ -74,7 +76,8 @@ class RunView:
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return self.folder.resolve().name
+        folder = self.folder.resolve()
+        return f"{folder.parent.name}/{folder.name}" if IN_GROUP.match(folder.name) else folder.name
 
     def refresh(self) -> None:
         """Read what was added to the folder; of long files, the next part."""

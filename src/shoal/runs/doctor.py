@@ -105,13 +105,24 @@ def _packages() -> Iterator[Finding]:
     clashes = dict(clashing(OWN))
     for extra in sorted({*extras} - {"test", "dev"}):
         needs = [x for x in known if x.marker and x.marker.evaluate({"extra": extra})]
-        missing = [x.name for x in needs if _version(x.name) is None]
-        if missing:
+        if any(_is_missing(one) for one in needs):
             yield Finding(extra, NOTE, f'not installed: pip install "shoal[{extra}]"')
         else:
             yield Finding(extra, FINE, ", ".join(f"{x.name} {_version(x.name)}" for x in needs))
     for package, text in clashes.items():
         yield Finding(package, BAD, text)
+
+
+def _is_missing(one: Requirement) -> bool:
+    """Whether a requirement, or what its own extras ask for, isn't installed."""
+    if _version(one.name) is None:
+        return True
+    inner = [Requirement(text) for text in (metadata.requires(one.name) or []) if one.extras]
+    return any(
+        _is_missing(x)
+        for x in inner
+        if x.marker and any(x.marker.evaluate({"extra": extra}) for extra in one.extras)
+    )
 
 
 def clashing(root: str) -> Iterator[tuple[str, str]]:

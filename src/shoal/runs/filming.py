@@ -20,6 +20,7 @@ from shoal.runs.evaluating import Protocol
 
 FORMS = (".gif", ".mp4")
 FPS = 30
+DRAWS = 'Let it take render_mode="rgb_array", and return an image from render().'
 CELL = 24  # pixels of a cell of an observation that is drawn itself
 BY_GYMNASIUM = {  # gymnax environments, and the parts of their state that Gymnasium draws
     "Acrobot-v1": ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"),
@@ -121,7 +122,7 @@ def _in_python(
     simulator = replace(simulator, settings=tuple(sorted(drawn.items())))
     draw, keys = np.random.default_rng(protocol.seed), _keys(protocol)
     for seed in draw.integers(0, 2**32, protocol.episodes, np.uint32):
-        vector = simulator.open(np.array([seed]))
+        vector = _opened(simulator, seed, env.name)
         try:
             obs, memory, total = vector.reset(), None, 0.0
             for step in range(protocol.steps):
@@ -139,12 +140,19 @@ def _in_python(
             vector.close()
 
 
+def _opened(simulator: Any, seed: int, name: str) -> Any:
+    try:
+        return simulator.open(np.array([seed]))
+    except SettingError as error:
+        if "'render_mode'" in error.what:  # it doesn't take this one
+            raise SettingError(f"{name} draws no frames", DRAWS) from error
+        raise
+
+
 def _frame(vector: Any, name: str) -> np.ndarray:
     frame = vector.frame() if hasattr(vector, "frame") else None
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise SettingError(
-            f"{name} draws no frames", 'Let it take render_mode="rgb_array" and return an image.'
-        )
+        raise SettingError(f"{name} draws no frames", DRAWS)
     return frame
 
 
