@@ -1,6 +1,6 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format test-slow test-learning test-browser test-gpu test-soak test-chaos test-fuzz test-loops \
+.PHONY: help setup train test check format test-slow test-learning test-browser test-newcomer test-gpu test-soak test-chaos test-fuzz test-loops \
         test-jax-versions bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
@@ -37,6 +37,9 @@ test-learning: .venv/.ready-dev ## Run the tests that train until something is l
 
 test-browser: .venv/.ready-dev ## Look at all pages in Chromium (BROWSER_SHOTS=folder keeps screenshots; CHROMIUM=/path/to/it)
 	@$(BIN)/python -m pytest -m browser --timeout 600
+
+test-newcomer: .venv/bin/python ## Build the packages, install the wheel, and follow docs/start.md from an empty folder (ARGS=--no-extras)
+	@$(BIN)/python .ci/newcomer.py $(ARGS)
 
 test-gpu: .venv/.ready-dev ## Run the tests that need a GPU (its own JAX must be installed)
 	@$(BIN)/python -m pytest -m gpu --timeout 900

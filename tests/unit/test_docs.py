@@ -26,13 +26,14 @@ NEEDS = {
     "processes": ["gymnasium"],
     "resume": ["gymnax"],
     "saved_plans": ["gymnax"],
+    "start": ["gymnax", "gymnasium"],
     "your_own_loop": ["gymnax"],
 }
 LEAVES = {
     "saved_plans": "plan.shoal",
     "choosing": "profile.json",
 }  # files written by pages that don't train
-COMMAND = re.compile(r"^ {4,}(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
+COMMAND = re.compile(r"^(?: {4,}|\$ )(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -46,7 +47,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     for line in page.read_text(encoding="utf-8").splitlines():
         fence = line.startswith("```")
         lines.append(line if keep and not fence else "")
-        keep = line == "```python" if fence else keep
+        keep = line.startswith("```python") if fence else keep
     program = compile("\n".join(lines), str(page), "exec")
     names = {"__name__": page.stem}
     exec(program, names)
