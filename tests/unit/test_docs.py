@@ -57,8 +57,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 def commands():
     """Every complete `shoal` command of the pages."""
     for page in DOCS:
-        for found in COMMAND.findall(page.read_text(encoding="utf-8")):
-            text = " ".join("".join(found).split())
+        found = COMMAND.findall(page.read_text(encoding="utf-8"))
+        for text in dict.fromkeys(" ".join("".join(pair).split()) for pair in found):
             if "..." not in text:
                 yield pytest.param(text, id=f"{page.stem}: {text}")
 

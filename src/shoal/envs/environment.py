@@ -151,9 +151,8 @@ class Environment:
     def advance(self, state: EnvState, action: Tree) -> tuple[EnvState, Step]:
         """As `step`, of one environment, for what isn't to be a stage of its own."""
         key, step_key, reset_key = jax.random.split(state.key, 3)
-        inner, last_obs, reward, terminated, truncated = self.simulator.step(
-            step_key, state.inner, clip(self.action_space, action)
-        )
+        inner, *seen = self.simulator.step(step_key, state.inner, clip(self.action_space, action))
+        last_obs, reward, terminated, truncated = jax.tree.map(jnp.asarray, seen)
         if self.agents:
             reward, terminated = (
                 _without(state.gone, reward, 0),
