@@ -34,7 +34,7 @@ NAME_BYTES = 200  # of a run's name; file systems allow 255 of a file's
 LOCK_TRIES = 3  # `shoal status` holds a lock for a moment, to see whether a run does
 WRITTEN = (
     *("run.json", "summary.json", "plan.txt", "plan.json", "workers.log"),
-    *("metrics.jsonl", "load.jsonl"),
+    *("metrics.jsonl", "load.jsonl", "spans.bin"),
 )
 
 

@@ -22,6 +22,7 @@ from shoal.envs.fresh import restart_hosts
 from shoal.errors import LostError, NotFiniteError
 from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
+from shoal.profiling.span_log import SpanLog
 from shoal.roles import steps_a_tick
 from shoal.runs.agent import Agent
 from shoal.runs.callbacks import Callbacks
@@ -62,6 +63,7 @@ OF_ENVIRONMENTS = ("env_states", "obs")  # observations may be NaN where environ
 RESTARTS = 3  # on a cluster, where failures are common; of replacements, on all backends
 EVERY, KEEP = "60s", 3  # how often checkpoints are written, and how many of the newest are kept
 REMEMBERED = 8  # ticks at which workers keep their state, and the counts at them
+NOT_MEASURED = 2  # first ticks, in which programs are compiled
 AWAITED = 1024  # ticks that a snapshot may be late, because a worker is slow
 
 
@@ -148,10 +150,12 @@ def describe(job: Job, drawn: Plan, before: Mapping[str, Any], options: RunOptio
 
 
 def _outlets(run: Run, options: RunOptions, say: Log) -> Outlets:
-    """Functions of the user and sinks; sinks that aren't given are as they were."""
+    """Functions of the user, sinks and spans; sinks that aren't given are as they were."""
     callbacks = Callbacks(options.on_tick, options.on_evaluation, options.on_checkpoint)
     log = check_log(run.record.get("log", []) if options.log is None else options.log)
-    return Outlets(callbacks, Feeds(log, About(run.folder, run.record, say), say))
+    first = run.start.progress.get("tick", 0) + NOT_MEASURED
+    spans = SpanLog(run.folder, run.plan, range(first, first + (options.profile_ticks or 0)))
+    return Outlets(callbacks, Feeds(log, About(run.folder, run.record, say), say), spans)
 
 
 def _log_names(options: RunOptions, before: Mapping[str, Any]) -> list[str]:
@@ -261,6 +265,8 @@ def _run(
         saving.keep,
         logger.look,
         logger.status.stand,
+        spans=logger.spans.read,
+        last_spans=logger.spans.last,
         scale=logger.status.scale,
         stops=logger.callbacks.is_stopped,
         step_timeout=record.get("step_timeout"),
@@ -297,6 +303,7 @@ class Outlets(NamedTuple):
 
     callbacks: Callbacks
     feeds: Feeds
+    spans: SpanLog
 
 
 class RunLogger:
@@ -316,7 +323,7 @@ class RunLogger:
         self._first, self.tick = counted.get("tick", 0), counted.get("tick", 0)
         self._steps_before = counted.get("env_steps", 0)
         self.before: float = counted.get("seconds", 0.0)  # seconds of running before it was resumed
-        self.callbacks, self._feeds = outlets
+        self.callbacks, self._feeds, self.spans = outlets
         self.resumed = list(counted.get("resumed", []))
         self.episodes = Episodes.of(counted.get("episodes", {}))
         self.lags = Lags.of(counted.get("lags", {}), lag_name(drawn.graph))

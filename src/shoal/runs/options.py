@@ -138,6 +138,9 @@ class RunOptions(PlaceOptions):
     log: Annotated[
         Any, Doc("tensorboard, wandb, prometheus, csv; or a,b", TRACES, "SINK", "none")
     ] = None
+    profile_ticks: Annotated[
+        Count | None, Doc("ticks that wait for devices, for `shoal profile`", TRACES, "N", "none")
+    ] = None
     on_tick: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
     on_evaluation: Annotated[Callable[[dict[str, Any]], Any] | None, Doc()] = None
     on_checkpoint: Annotated[Callable[[Path], Any] | None, Doc()] = None

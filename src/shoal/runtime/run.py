@@ -25,6 +25,7 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
+from shoal.profiling.spans import NewSpans
 from shoal.runtime.debug.blame import bad_metrics, not_finite
 from shoal.runtime.execution.fused_run import FusedRun
 from shoal.runtime.execution.limit import Limit
@@ -90,6 +91,7 @@ HUNG_STEP_TIMEOUT_S = 60.0  # after which a stage in Python that hasn't returned
 LOOK_S = 1.0  # between checks of the workers' status
 Watch = Callable[[int, Shown], None]
 Statuses = Callable[[], dict[str, WorkerStatus]]
+ReadSpans = Callable[[range], Mapping[str, NewSpans]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class RunCallbacks:
     ticks have been seen, and returns the tick before which a snapshot is wanted, or None; `keep`
     gets the snapshot after the metrics of all ticks before it. `look(tick, metrics)` gets the
     metrics of observers when they arrive. `stand` gets a function that returns the status of the
-    workers. An exception in a callback stops the run. `restart_policy` says how lost workers
+    workers, `spans` one that returns their new spans, and `last_spans` the same at the end.
+    An exception in a callback stops the run. `restart_policy` says how lost workers
     restart while the others continue. `scale` returns the wanted number of replicas of elastic
     fragments. `stops` returns whether the run is to end after the ticks in flight.
     """
@@ -110,6 +113,8 @@ class RunCallbacks:
     keep: Callable[[Snapshot], None] = lambda snapshot: None
     look: Watch = lambda tick, metrics: None
     stand: Callable[[Statuses], None] = lambda statuses: None
+    spans: Callable[[ReadSpans], None] = lambda read: None
+    last_spans: Callable[[ReadSpans], None] = lambda read: None
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     scale: Callable[[], Mapping[str, int]] = dict
     stops: Callable[[], bool] = lambda: False
@@ -161,6 +166,10 @@ class RunHandle(Protocol):
 
     def statuses(self) -> dict[str, WorkerStatus]:
         """The status of each worker."""
+        ...
+
+    def spans(self, measured: range) -> Mapping[str, NewSpans]:
+        """The new spans of each worker; in `measured` ticks, workers wait for their devices."""
         ...
 
     def fail(self, worker: str, what: str, fix: str) -> None:
@@ -260,6 +269,8 @@ def _run(
         _wait(handle, STOP_TIMEOUT_S)
         raise
     finally:
+        with suppress(ShoalError):  # of a host that is lost; what ended the run is raised already
+            callbacks.last_spans(handle.spans)
         handle.close()
     stopped_by = clock.owner.requested if end.tick < ticks else 0
     times = clock.first - clock.began, clock.last - clock.first
@@ -351,6 +362,7 @@ def _seen_ticks(
             yield tick
         for tick, metrics in handle.looked():
             callbacks.look(tick, metrics)
+        callbacks.spans(handle.spans)
         if more:
             callbacks.stand(handle.statuses)
             steps.look(handle)

@@ -42,6 +42,10 @@ class FlowControl(Protocol):
         """The channel's spec."""
         ...
 
+    def puts(self, end: int) -> int:
+        """The number of messages that a writer's endpoint has put."""
+        ...
+
     def may_put(self, end: int) -> bool:
         """Whether a writer's endpoint has room for its next message."""
         ...
@@ -197,6 +201,10 @@ class ChannelState:
             self.bundle.counts.append(self.counts)
         self._may_put = [Cursor() for _ in range(self.spec.writers)]
         self._may_take = [Cursor() for _ in range(self.spec.readers)]
+
+    def puts(self, end: int) -> int:
+        """The number of messages that a writer's endpoint has put."""
+        return self.counts.puts[end]
 
     def may_put(self, end: int) -> bool:
         """Whether a writer's endpoint has room for its next message."""

@@ -11,6 +11,8 @@ from shoal.errors import ShoalError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
+from shoal.profiling.clocks import HostClocks
+from shoal.profiling.spans import NewSpans
 from shoal.runtime.channels.shared_memory import Allocator
 from shoal.runtime.channels.shm import ChannelLayouts
 from shoal.runtime.cluster import supervisor as sv
@@ -85,6 +87,7 @@ class ProcessRun:
         states = self._kept = KeptState(plan, layout, kept, self._hosts)
         self.good = states.good
         self._restarter = GroupRestarter(self._specs, channels, states, self._hosts, restart_policy)
+        self._clocks = HostClocks()
         self._limit, self._requested = Limit(0), dict[str, int]()
         self._awaited: set[Replica] = set()  # endpoints that have not written their snapshot
 
@@ -212,6 +215,12 @@ class ProcessRun:
     def statuses(self) -> dict[str, WorkerStatus]:
         """The status of each worker."""
         return {k: v for found in self._hosts.each(HostAgent.statuses) for k, v in found.items()}
+
+    def spans(self, measured: range) -> dict[str, NewSpans]:
+        """The new spans of each worker, in the time of this host."""
+        began = time.monotonic_ns()
+        found = self._hosts.each(lambda host: host.spans(measured))
+        return {k: v for one in found for k, v in self._clocks.in_local_time(one, began).items()}
 
     def fail(self, worker: str, what: str, fix: str) -> None:
         """Kill a worker and count it as lost with this error; it may restart."""

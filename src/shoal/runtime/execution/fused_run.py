@@ -14,6 +14,8 @@ import numpy as np
 
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
+from shoal.profiling.recorder import now
+from shoal.profiling.spans import Kind, SpanRing, SpanRings, code_of
 from shoal.runtime.execution.compiled_executor import key_data, wrapped
 from shoal.runtime.execution.executors import compiled_ticks, segments_of
 from shoal.runtime.execution.limit import Limit
@@ -43,6 +45,9 @@ class FusedRun:
         self._read: tuple[int, list[Any]] = start.tick, []  # the state before the last call read
         self._in_flight: list[tuple[int, int, list[Any], list[Any]]] = []
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
+        self._rings = SpanRings()
+        self._ring = self._rings.add(f"{program.fragment}[0]", SpanRing.own())
+        self.spans = self._rings.read
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
 
@@ -66,6 +71,7 @@ class FusedRun:
 
     def _run(self, limit: Limit) -> None:
         many, carried = compiled_ticks(self._segments, self._program), len(self._carry)
+        since = now()
         size, begun, sent, answered = 1, 0.0, self._in_flight, 0
         while (count := limit.may_start(self._done, size)) or sent:
             if count:
@@ -83,10 +89,12 @@ class FusedRun:
                 self._done += count
             if len(sent) > 1 or not count or sent[0][0] == self._first:
                 jax.block_until_ready(sent[0][2])
-                now = time.perf_counter()
-                fits = SECONDS_A_CALL * sent[0][1] / max(now - begun, 1e-4)
+                at, chunk = time.perf_counter(), code_of(Kind.CHUNK, 0, 0)
+                fits = SECONDS_A_CALL * sent[0][1] / max(at - begun, 1e-4)
                 size = max(1, min(MOST_TICKS, 4 * size, int(fits))) if begun else 1
-                begun = now
+                begun = at
+                self._ring.write(chunk, since, now(), sent[0][0] << 32 | sent[0][1])
+                since = now()
                 self._sent.put(sent.pop(0))
 
     def alive(self, seconds: float) -> bool:

@@ -16,6 +16,7 @@ from shoal.errors import RunError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
+from shoal.profiling.spans import SpanRing, SpanRings
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.in_process import InProcessChannel, make_channels
 from shoal.runtime.execution.compiled_executor import CompiledExecutor, wrapped
@@ -54,6 +55,8 @@ class LocalRun:
         )
         self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
         self._collector = Collector(plan, programs, start.tick)
+        self._rings = SpanRings()
+        self.spans = self._rings.read
         self.ready, self.looked = self._collector.ready, self._collector.looked
         self.workers: list[ReplicaRunner] = []
         for program in programs:
@@ -98,7 +101,12 @@ class LocalRun:
         many = executor.run_many if isinstance(executor, CompiledExecutor) else None
         scheduler = Scheduler(workers, self.channels, waker, executor.spec.serve, many)
         spend = partial(self._collector.spend, (fragment, worker))
-        return scheduler.reports_to(lambda text: None, spend)
+        return self.recorded(f"{fragment}[{worker}]", scheduler.reports_to(lambda _: None, spend))
+
+    def recorded(self, name: str, scheduler: Scheduler) -> Scheduler:
+        """A scheduler that records spans."""
+        ring = self._rings.add(name, SpanRing.own())
+        return scheduler.records_in(ring, list(self._executors), copies=False)
 
     def statuses(self) -> dict[str, WorkerStatus]:
         """The current status of each worker."""
@@ -208,7 +216,8 @@ class Inline:
 
     def __init__(self, run: LocalRun) -> None:
         self._run, self._limit = run, Limit(0)
-        self._scheduler = Scheduler(run.workers, run.channels, None, None, run.run_many)
+        scheduler = Scheduler(run.workers, run.channels, None, None, run.run_many)
+        self._scheduler = run.recorded("inline[0]", scheduler)
 
     def start(self, limit: Limit) -> None:
         """Store the limit; `alive` runs the ticks."""

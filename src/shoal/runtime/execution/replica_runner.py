@@ -30,6 +30,8 @@ from shoal.planning.segments import (
     Slice,
     Stack,
 )
+from shoal.profiling.recorder import UNRECORDED, now
+from shoal.profiling.spans import Kind
 from shoal.runtime.channels.channel import Channel, Message
 from shoal.runtime.channels.flow_control import NEVER, Turn
 from shoal.runtime.execution.fragment import FragmentSpec
@@ -148,6 +150,7 @@ class ReplicaRunner:
         self.tick = start.tick
         self.broken, self._pid = False, os.getpid()
         self.kept: deque[Share] = deque(maxlen=KEPT)
+        self.recorder = UNRECORDED
         self._start, self._snapped = start, 0
         self._lags: dict[int, int] = {}  # by source, the largest of a tick
         self._sent: dict[str, tuple[Lagged, deque[Message]]] = {}
@@ -164,6 +167,11 @@ class ReplicaRunner:
     def start_at(self, tick: int, snapped: int) -> None:
         """Start as a replacement, at `tick`, after `snapped` snapshots."""
         self.tick, self._snapped = tick, snapped
+
+    @property
+    def program(self) -> Program:
+        """The program that it executes."""
+        return self._executor.spec.program
 
     @property
     def is_asynchronous(self) -> bool:
@@ -220,14 +228,19 @@ class ReplicaRunner:
         while limit.may_turn() if self.is_asynchronous else limit.may_start(self.tick):
             self._version = NEVER if self.is_asynchronous else self._turn_number
             self._lags.clear()
+            self.recorder.tick = self.tick
             yield from self._run(program.operations[:first])
+            began = now()
             self._deliver(limit)
             due = self.tick % KEEP_EVERY == 0 or self.tick == self._start.tick
             if due and self._executor.spec.is_copied:
                 self._reporter.keep(self)
+            self.recorder.done(Kind.KEEP, began)
             yield from self._run(program.operations[first:])
             shown = {m: self._env[v] for m, v in program.metrics}
+            began = self.recorder.report(shown.values())
             self._reporter.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
+            self.recorder.done(Kind.REPORT, began)
             kept = {before: self._env[after] for before, after in program.carry}
             self._env = kept | {name: self._env[name] for name in program.constants}
             self.tick += 1
@@ -244,7 +257,7 @@ class ReplicaRunner:
         return len(program.operations)
 
     def _run(self, operations: tuple[Operation, ...]) -> Generator[Wants | Runs, Any, None]:
-        env, executor = self._env, self._executor
+        env, executor, recorder = self._env, self._executor, self.recorder
         for operation in operations:
             if isinstance(operation, Take | Put):
                 takes = isinstance(operation, Take)
@@ -252,6 +265,7 @@ class ReplicaRunner:
             self.broken = (
                 True  # set here: one that waits for its first message has not begun its tick
             )
+            began = recorder.begin(operation, env)
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
@@ -270,9 +284,14 @@ class ReplicaRunner:
                     yield from self._loop(operation)
                 case Call(node):
                     self._call(self._executor.spec.tasks[node])
+            recorder.end(operation, began, env)
+
+    def _receive(self, channel: str, message: Message, turns: list[Turn]) -> Message:
+        self.recorder.took(turns)
+        return self._executor.receive(channel, message, turns)
 
     def _take(self, channel: str) -> None:
-        receive = partial(self._executor.receive, channel)
+        receive = partial(self._receive, channel)
         turn = self._turn_number
         taken = self._channels[channel].take(self.replica[1], turn, receive)
         self._env.update(taken.message)
@@ -284,6 +303,7 @@ class ReplicaRunner:
                     self._lags[source] = max(lag, self._lags.get(source, lag))
 
     def _send(self, channel: str, message: Message) -> None:
+        self.recorder.number = self._channels[channel].state.puts(self.replica[1])
         self._channels[channel].put(self.replica[1], message, self._version)
         if channel in self._sent:
             self._sent[channel][1].appendleft(message)

@@ -10,6 +10,8 @@ from typing import Any
 from shoal.errors import RunError
 from shoal.planning.plan import Replica
 from shoal.planning.policy import Serve
+from shoal.profiling.recorder import EndpointRecorder, now
+from shoal.profiling.spans import Kind, SpanRing
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.flow_control import waits
 from shoal.runtime.execution.limit import Limit
@@ -52,6 +54,13 @@ class Scheduler:
         Waits for several channels at once are shared equally among them.
         """
         self._report, self._spend = report, spend
+        return self
+
+    def records_in(self, ring: SpanRing, fragments: Sequence[str], *, copies: bool) -> Scheduler:
+        """Record spans in a ring; sites count by the order of the plan's fragments."""
+        for (fragment, end), worker in self._workers.items():
+            recorder = EndpointRecorder(ring.begin(), end, copies=copies)
+            worker.recorder = recorder.of(worker.program, fragments.index(fragment))
         return self
 
     @property
@@ -133,8 +142,10 @@ class Scheduler:
         first = next(iter(self._asking.values()))
         same = [r for r, a in self._asking.items() if a.segment is first.segment][:most]
         asked = [self._asking.pop(replica) for replica in same]
-        self._since = time.monotonic()
-        return list(zip(same, self._run_many(asked), strict=True))
+        self._since, began = time.monotonic(), now()
+        results = self._run_many(asked)
+        self._workers[same[0]].recorder.served(first.segment, began, len(same))
+        return list(zip(same, results, strict=True))
 
     def _sleep(self) -> None:
         if self._waker is None:
@@ -145,8 +156,9 @@ class Scheduler:
         left = (
             self._since + self._serve.max_wait - time.monotonic() if self._asking else LONG_WAIT_S
         )
-        began = time.monotonic()
+        began, began_ns = time.monotonic(), now()
         self._waker.wait(self._is_ready, max(0.0, left))
+        self._record_wait(began_ns)
         wanted = {(wants.takes, wants.channel) for wants in self._waiting.values()}
         for takes, channel in wanted:
             seconds = (time.monotonic() - began) / len(wanted)
@@ -155,6 +167,16 @@ class Scheduler:
         if is_long != self._has_reported:
             self._has_reported = is_long
             self._report("; ".join(self.waits()) if is_long else "")
+
+    def _record_wait(self, began: int) -> None:
+        """Record a wait for the channel that ended it, or for more requests of a batch."""
+        ended = (r for r, wants in self._waiting.items() if self._may(r, wants))
+        default = None if self._asking else next(iter(self._waiting))
+        if (replica := next(ended, default)) is None:
+            self._workers[next(iter(self._asking))].recorder.done(Kind.LINGER, began)
+        else:
+            wants = self._waiting[replica]
+            self._workers[replica].recorder.waited(wants.channel, began, takes=wants.takes)
 
     def _is_ready(self) -> bool:
         return any(self._may(r, wants) for r, wants in self._waiting.items())

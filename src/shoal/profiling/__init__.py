@@ -1,0 +1,1 @@
+"""Where a run's time goes: spans that its workers record, and what is made of them."""
