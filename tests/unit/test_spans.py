@@ -1,4 +1,4 @@
-"""Spans: rings that are read while they are written, their sums, and the file that keeps them."""
+"""Spans: buffers that are read while they are written, their sums, and the file that keeps them."""
 
 import threading
 from dataclasses import replace
@@ -12,14 +12,14 @@ from shoal.profiling.breakdown import breakdown
 from shoal.profiling.clocks import HostClocks, HostSpans, this_clock
 from shoal.profiling.span_file import FILE, MAGIC, SpanFile, read_spans, write_spans
 from shoal.profiling.spans import (
+    BUFFER_WORDS,
     HEAD,
-    RING_WORDS,
     SLOTS,
     SPAN,
     Kind,
     NewSpans,
-    SpanRing,
-    SpanRings,
+    SpanBuffer,
+    SpanBuffers,
     code_of,
 )
 from shoal.profiling.totals import BINS, WATCHED, Recent, Totals, bin_of, quantile
@@ -27,12 +27,12 @@ from shoal.shapes import ShapeError
 
 
 def memory():
-    return memoryview(bytearray(RING_WORDS * 8)).cast("q")
+    return memoryview(bytearray(BUFFER_WORDS * 8)).cast("q")
 
 
-def write(ring, first, count):
+def write(buffer, first, count):
     for number in range(first, first + count):
-        ring.write(code_of(Kind.STAGE, 7, 3), number, 2 * number, number << 32 | 5)
+        buffer.write(code_of(Kind.STAGE, 7, 3), number, 2 * number, number << 32 | 5)
 
 
 def check_whole(spans):
@@ -47,11 +47,11 @@ def check_whole(spans):
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 3 * SLOTS // 2), max_size=4))
-def test_a_ring_gives_each_span_once_or_counts_it_as_lost(parts):
+def test_a_buffer_gives_each_span_once_or_counts_it_as_lost(parts):
     words, written, read = memory(), 0, 0
-    ring, reader = SpanRing(words).begin(), SpanRing(words)
+    buffer, reader = SpanBuffer(words).begin(), SpanBuffer(words)
     for count in parts:
-        write(ring, written, count)
+        write(buffer, written, count)
         written += count
         spans, lost = reader.read()
         check_whole(spans)
@@ -65,16 +65,16 @@ def test_a_ring_gives_each_span_once_or_counts_it_as_lost(parts):
 @pytest.mark.parametrize("more", [1, 5, SLOTS // 2, SLOTS - 3, SLOTS, 2 * SLOTS])
 def test_spans_that_are_overwritten_while_they_are_read_are_left_out(more):
     words = memory()
-    ring, written = SpanRing(words).begin(), SLOTS - 2
-    write(ring, 0, written)
+    buffer, written = SpanBuffer(words).begin(), SLOTS - 2
+    write(buffer, 0, written)
     calls = []
 
     def meanwhile():  # the writer continues between the reader's copy and its check
         calls.append(1)
         if len(calls) == 2:
-            write(ring, written, more)
+            write(buffer, written, more)
 
-    spans, lost = SpanRing(words, meanwhile).read()
+    spans, lost = SpanBuffer(words, meanwhile).read()
     check_whole(spans)
     assert len(spans) == max(0, written - max(0, written + more - SLOTS + 1))
     assert len(spans) + lost == written
@@ -82,19 +82,19 @@ def test_spans_that_are_overwritten_while_they_are_read_are_left_out(more):
 
 def test_a_slot_that_is_half_written_is_left_out():
     words = memory()
-    ring = SpanRing(words).begin()
-    write(ring, 0, SLOTS)
+    buffer = SpanBuffer(words).begin()
+    write(buffer, 0, SLOTS)
     words[8:12] = memoryview(np.full(4, -1).tobytes()).cast("q")  # the oldest, being overwritten
     assert words[HEAD] == SLOTS
-    spans, lost = SpanRing(words).read()
+    spans, lost = SpanBuffer(words).read()
     check_whole(spans)
     assert (len(spans), lost) == (SLOTS - 1, 1)
 
 
-def test_a_ring_is_read_while_another_thread_writes_it():
+def test_a_buffer_is_read_while_another_thread_writes_it():
     words, count = memory(), 3 * SLOTS
-    ring, reader = SpanRing(words).begin(), SpanRing(words)
-    thread = threading.Thread(target=write, args=(ring, 0, count))
+    buffer, reader = SpanBuffer(words).begin(), SpanBuffer(words)
+    thread = threading.Thread(target=write, args=(buffer, 0, count))
     thread.start()
     found = 0
     while thread.is_alive() or words[HEAD] > reader._tail:
@@ -105,24 +105,24 @@ def test_a_ring_is_read_while_another_thread_writes_it():
     assert found == count
 
 
-def test_a_worker_that_takes_the_place_of_another_continues_its_ring():
+def test_a_worker_that_takes_the_place_of_another_continues_its_buffer():
     words = memory()
-    write(SpanRing(words).begin(), 0, 10)
-    write(SpanRing(words).begin(), 10, 5)
-    spans, lost = SpanRing(words).read()
+    write(SpanBuffer(words).begin(), 0, 10)
+    write(SpanBuffer(words).begin(), 10, 5)
+    spans, lost = SpanBuffer(words).read()
     check_whole(spans)
     assert (len(spans), lost) == (15, 0)
 
 
-def test_rings_are_read_by_name_with_the_memory_of_their_process():
-    rings = SpanRings()
-    write(rings.add("a[0]", SpanRing.own()).begin(), 0, 3)
-    idle = rings.add("b[0]", SpanRing.own())
-    found = rings.read(range(2, 5))
+def test_buffers_are_read_by_name_with_the_memory_of_their_process():
+    buffers = SpanBuffers()
+    write(buffers.add("a[0]", SpanBuffer.own()).begin(), 0, 3)
+    idle = buffers.add("b[0]", SpanBuffer.own())
+    found = buffers.read(range(2, 5))
     assert list(found) == ["a[0]"]
     assert found["a[0]"].memory > 1e6
     assert [idle.is_measured(tick) for tick in (1, 2, 4, 5)] == [False, True, True, False]
-    assert not rings.read(range(0))
+    assert not buffers.read(range(0))
 
 
 @st.composite

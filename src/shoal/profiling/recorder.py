@@ -20,7 +20,7 @@ NUMBER = 0xFFFFFFFF  # the bits of a span's word that have its number
 SHORT_NS = 2_000  # a shorter wait for a device is no span of its own
 
 
-class Ring(Protocol):
+class Buffer(Protocol):
     """What spans are written to."""
 
     def write(self, code: int, begin: int, end: int, detail: int) -> None:
@@ -33,15 +33,15 @@ class Ring(Protocol):
 
 
 class EndpointRecorder:
-    """Records the spans of one endpoint in the ring of its thread.
+    """Records the spans of one endpoint in the buffer of its thread.
 
     Results of compiled segments are computed while Python continues. Where an operation needs
     them in host memory, the recorder waits for them before it, so that the wait is a span of the
     segment and not of what comes next; it never waits where the operation itself would not.
     """
 
-    def __init__(self, ring: Ring, end: int, *, copies: bool) -> None:
-        self._ring, self._end = ring, end
+    def __init__(self, buffer: Buffer, end: int, *, copies: bool) -> None:
+        self._buffer, self._end = buffer, end
         self._copies = copies  # whether puts and reports copy to host memory
         self._codes: dict[int, int] = {}
         self._waits: dict[tuple[bool, str], int] = {}
@@ -74,15 +74,15 @@ class EndpointRecorder:
     def end(self, operation: Operation, began: int, env: Mapping[str, Any]) -> None:
         """Record an operation that has ended."""
         code = self._codes.get(id(operation))
-        if code is None:  # a loop, whose operations are recorded; or of a program without a ring
+        if code is None:  # a loop, whose operations are recorded; or of a program without a buffer
             return
         ended = now()
-        self._ring.write(code, began, ended, self.tick << 32 | self.number & NUMBER)
+        self._buffer.write(code, began, ended, self.tick << 32 | self.number & NUMBER)
         if self._turns and type(operation) is Take:
             self._write_turns(code, ended)
         if type(operation) is Segment:
             self._device = code | Kind.DEVICE << 48
-            if self._ring.is_measured(self.tick):
+            if self._buffer.is_measured(self.tick):
                 self._await(env[name] for name in operation.writes)
 
     def took(self, turns: Sequence[tuple[int, int]]) -> None:
@@ -96,7 +96,7 @@ class EndpointRecorder:
         site, turns, self._turns = code & NUMBER, self._turns, ()
         for writer, number in turns:
             detail = self.tick << 32 | number & NUMBER
-            self._ring.write(code_of(Kind.TURN, site, writer), at, at, detail)
+            self._buffer.write(code_of(Kind.TURN, site, writer), at, at, detail)
 
     def _await(self, values: Iterable[Any]) -> int:
         """Wait for values that a device computes, as a span of the newest segment."""
@@ -106,7 +106,7 @@ class EndpointRecorder:
                 block()
         if (ended := now()) - began < SHORT_NS:
             return began
-        self._ring.write(self._device, began, ended, self.tick << 32)
+        self._buffer.write(self._device, began, ended, self.tick << 32)
         return ended
 
     def report(self, values: Iterable[Any]) -> int:
@@ -116,19 +116,19 @@ class EndpointRecorder:
     def done(self, kind: Kind, began: int, number: int = 0) -> None:
         """Record something that is no operation."""
         code = code_of(kind, site_of(self._fragment, 0), self._end)
-        self._ring.write(code, began, now(), self.tick << 32 | number)
+        self._buffer.write(code, began, now(), self.tick << 32 | number)
 
     def served(self, segment: Segment, began: int, size: int) -> None:
         """Record a batch of requests."""
         code = self._codes.get(id(segment), 0) | Kind.BATCH << 48
-        self._ring.write(code, began, now(), self.tick << 32 | size)
+        self._buffer.write(code, began, now(), self.tick << 32 | size)
 
     def waited(self, channel: str, began: int, *, takes: bool) -> None:
         """Record a wait for a message, or for room for one."""
-        self._ring.write(self._waits.get((takes, channel), 0), began, now(), self.tick << 32)
+        self._buffer.write(self._waits.get((takes, channel), 0), began, now(), self.tick << 32)
 
 
-class _NoRing:
+class _NoBuffer:
     """Drops spans."""
 
     def write(self, code: int, begin: int, end: int, detail: int) -> None:
@@ -139,4 +139,4 @@ class _NoRing:
         return False
 
 
-UNRECORDED = EndpointRecorder(_NoRing(), 0, copies=False)
+UNRECORDED = EndpointRecorder(_NoBuffer(), 0, copies=False)

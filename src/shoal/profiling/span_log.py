@@ -25,11 +25,11 @@ from shoal.profiling.span_file import (
     WorkerAbout,
     write_spans,
 )
-from shoal.profiling.spans import SPAN, NewSpans, SpanRing
+from shoal.profiling.spans import SPAN, NewSpans, SpanBuffer
 from shoal.profiling.totals import Recent, Totals
 
 MOST_SPANS = 1 << 17  # that are kept, of all workers together: 4 MB
-READ_S = 0.25  # between readings of the rings, which hold more than is recorded in that time
+READ_S = 0.25  # between readings of the buffers, which hold more than is recorded in that time
 WRITE_S = 20.0  # between writings of the file
 ReadSpans = Callable[[range], Mapping[str, NewSpans]]
 
@@ -54,7 +54,7 @@ class SpanLog:
         }  # fmt: skip
 
     def read(self, spans: ReadSpans) -> None:
-        """Read the workers' rings if it is time."""
+        """Read the workers' buffers if it is time."""
         if (now := time.monotonic()) - self._read >= READ_S:
             self._read = now
             self.add(spans(self._measured))
@@ -63,7 +63,7 @@ class SpanLog:
                 self.write()
 
     def last(self, spans: ReadSpans) -> None:
-        """Read the workers' rings when a run ends, however it does."""
+        """Read the workers' buffers when a run ends, however it does."""
         self.add(spans(self._measured))
         for each in self._start.flush():
             self._sum(*each)
@@ -145,14 +145,14 @@ class _Start:
 def recording_cost(times: int = 400) -> RecordingCost:
     """What it costs on this machine to record a span."""
     take = Take("", ())
-    ring = SpanRing.own()
-    recorder = EndpointRecorder(ring, 0, copies=True).of(Program("", (take,), (), (), ()), 0)
+    buffer = SpanBuffer.own()
+    recorder = EndpointRecorder(buffer, 0, copies=True).of(Program("", (take,), (), (), ()), 0)
     whole = math.inf
     for _ in range(5):
         began = now()
         for _ in range(times):
             recorder.end(take, recorder.begin(take, {}), {})
         whole = min(whole, (now() - began) / times)
-    spans, _ = ring.read()
+    spans, _ = buffer.read()
     inside = float(np.median(spans["end"] - spans["begin"]))
     return {"inside": inside, "outside": max(0.0, whole - inside)}

@@ -1,4 +1,4 @@
-"""Spans: what a worker did from when to when, in a ring that one thread writes and others read.
+"""Spans: what a worker did from when to when, in a buffer that one thread writes and others read.
 
 A span has 32 bytes. Its site is a number that the plan gives to each operation, so that nothing
 has to be looked up while it is written. Needs no JAX.
@@ -18,7 +18,7 @@ import numpy as np
 SLOTS = 1 << 15
 HEAD, FIRST_MEASURED, LAST_MEASURED, PID = range(4)  # words before the slots
 HEADER = 64  # bytes
-RING_WORDS = HEADER // 8 + SLOTS * 4
+BUFFER_WORDS = HEADER // 8 + SLOTS * 4
 SPAN = np.dtype(
     [
         ("begin", "<i8"), ("end", "<i8"),  # nanoseconds of CLOCK_MONOTONIC
@@ -60,8 +60,8 @@ def code_of(kind: Kind, site: int, endpoint: int) -> int:
     return kind << 48 | (endpoint & 0xFFFF) << 32 | site
 
 
-class SpanRing:
-    """A ring of spans: one thread writes, and one other, which may be in another process, reads.
+class SpanBuffer:
+    """A buffer of spans: one thread writes, and one other, which may be in another process, reads.
 
     There is no lock: a reader leaves out what may have been overwritten while it read.
     """
@@ -73,11 +73,11 @@ class SpanRing:
         self._head, self._tail = words[HEAD], 0
 
     @staticmethod
-    def own() -> SpanRing:
-        """A ring in the memory of this process."""
-        return SpanRing(memoryview(bytearray(RING_WORDS * 8)).cast("q"))
+    def own() -> SpanBuffer:
+        """A buffer in the memory of this process."""
+        return SpanBuffer(memoryview(bytearray(BUFFER_WORDS * 8)).cast("q"))
 
-    def begin(self) -> SpanRing:
+    def begin(self) -> SpanBuffer:
         """Make this process the writer."""
         self._head, self._words[PID] = self._words[HEAD], os.getpid()
         return self
@@ -123,24 +123,24 @@ class NewSpans(NamedTuple):
     memory: int  # resident bytes of its process; 0 if unknown
 
 
-class SpanRings:
-    """The rings of several workers, by name."""
+class SpanBuffers:
+    """The buffers of several workers, by name."""
 
     def __init__(self) -> None:
-        self._rings: dict[str, SpanRing] = {}
+        self._span_buffers: dict[str, SpanBuffer] = {}
 
-    def add(self, name: str, ring: SpanRing) -> SpanRing:
-        """Add the ring of a worker; returns it."""
-        return self._rings.setdefault(name, ring)
+    def add(self, name: str, buffer: SpanBuffer) -> SpanBuffer:
+        """Add the buffer of a worker; returns it."""
+        return self._span_buffers.setdefault(name, buffer)
 
     def read(self, measured: range) -> dict[str, NewSpans]:
         """The new spans of each worker that has any; sets which ticks are measured."""
         found = {}
-        for name, ring in self._rings.items():
-            ring.measure(measured)
-            spans, lost = ring.read()
+        for name, buffer in self._span_buffers.items():
+            buffer.measure(measured)
+            spans, lost = buffer.read()
             if len(spans) or lost:
-                found[name] = NewSpans(spans, lost, ring.pid, resident(ring.pid))
+                found[name] = NewSpans(spans, lost, buffer.pid, resident(buffer.pid))
         return found
 
 

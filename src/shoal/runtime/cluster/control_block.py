@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.planning.plan import Replica
-from shoal.profiling.spans import RING_WORDS, SpanRing
+from shoal.profiling.spans import BUFFER_WORDS, SpanBuffer
 from shoal.runtime.channels.shared_memory import LINE, ORDERED, FutexWaker, Memory, fence
 from shoal.runtime.cluster.control_layout import (
     MOST_LAGS,
@@ -104,11 +104,11 @@ class ControlBlock:
         stage = self._layout.activities[record["stage"] - 1].removeprefix("in ")
         return WorkerStatus(ticks, note, pid, stage, int(record["stage_tick"]), seconds, spent)
 
-    def spans(self, scheduler: int) -> SpanRing:
-        """The ring in which a scheduler records spans."""
-        first = self._layout.spans + scheduler * RING_WORDS * 8
-        words = self._memory.packed(first, RING_WORDS)
-        return SpanRing(words, fence) if not ORDERED else SpanRing(words)
+    def spans(self, scheduler: int) -> SpanBuffer:
+        """The buffer in which a scheduler records spans."""
+        first = self._layout.spans + scheduler * BUFFER_WORDS * 8
+        words = self._memory.packed(first, BUFFER_WORDS)
+        return SpanBuffer(words, fence) if not ORDERED else SpanBuffer(words)
 
     def count_tick(self, scheduler: int) -> None:
         """Count a tick that an endpoint of a scheduler has completed."""

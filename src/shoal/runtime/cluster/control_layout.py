@@ -13,7 +13,7 @@ import numpy as np
 from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.plan import MOST_COPIED, Plan, Replica, WorkerId
 from shoal.planning.segments import Program
-from shoal.profiling.spans import RING_WORDS
+from shoal.profiling.spans import BUFFER_WORDS
 from shoal.runtime.channels.shared_memory import LINE, Allocator
 from shoal.runtime.execution.snapshot import lagged, value_of
 from shoal.runtime.execution.worker_status import activities
@@ -121,7 +121,7 @@ def make_control_layout(
         ),
         marks=take(len(endpoints) * (START + 1) * 8),
         shows={r: take(2 * LINE + SHOWN * e.shown.itemsize) for r, e in endpoints.items()},
-        spans=take(count * RING_WORDS * 8),
+        spans=take(count * BUFFER_WORDS * 8),
     )  # fmt: skip
 
 

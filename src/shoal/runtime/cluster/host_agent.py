@@ -16,7 +16,7 @@ import numpy as np
 from shoal.planning.plan import Replica
 from shoal.planning.restart_groups import Group, Kept
 from shoal.profiling.clocks import HostSpans, host_spans
-from shoal.profiling.spans import SpanRings
+from shoal.profiling.spans import SpanBuffers
 from shoal.runtime.channels.channel import take_back
 from shoal.runtime.channels.shared_memory import Memory, join_fences
 from shoal.runtime.channels.shm import ChannelLayouts
@@ -79,7 +79,7 @@ class HostAgent:
         self._cores: dict[int, tuple[int, ...]] = {}
         self._awaited: dict[int, dict[int, int]] = {}  # schedulers' ticks of restarted workers
         self._shows: dict[Replica, Any] = {}
-        self._rings = SpanRings()
+        self._span_buffers = SpanBuffers()
 
     def open(self, listeners: int, workers: int, host: str = LOOPBACK) -> Listeners:
         """Open listeners on this host, and choose a group address for each worker."""
@@ -211,7 +211,7 @@ class HostAgent:
             if end not in self._shows:
                 self._shows[end] = self.control.show(end)
         for worker_id, scheduler in zip(spec.worker_ids, spec.schedulers, strict=True):
-            self._rings.add(name_of((worker_id,)), self.control.spans(scheduler))
+            self._span_buffers.add(name_of((worker_id,)), self.control.spans(scheduler))
 
     def _is_new(self) -> bool:
         return self._has_ended() or any(s.is_new() for s in self._shows.values())
@@ -250,7 +250,7 @@ class HostAgent:
 
     def spans(self, measured: range) -> HostSpans:
         """The new spans of each worker, and this host's time."""
-        return host_spans(self._rings.read(measured))
+        return host_spans(self._span_buffers.read(measured))
 
     def fail(self, number: int, what: str, fix: str) -> None:
         """Kill a worker, and report it as lost with this error."""

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.planning.plan import Plan
 from shoal.planning.segments import Program
 from shoal.profiling.recorder import now
-from shoal.profiling.spans import Kind, SpanRing, SpanRings, code_of
+from shoal.profiling.spans import Kind, SpanBuffer, SpanBuffers, code_of
 from shoal.runtime.execution.compiled_executor import key_data, wrapped
 from shoal.runtime.execution.executors import compiled_ticks, segments_of
 from shoal.runtime.execution.limit import Limit
@@ -45,9 +45,9 @@ class FusedRun:
         self._read: tuple[int, list[Any]] = start.tick, []  # the state before the last call read
         self._in_flight: list[tuple[int, int, list[Any], list[Any]]] = []
         self._snapped: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
-        self._rings = SpanRings()
-        self._ring = self._rings.add(f"{program.fragment}[0]", SpanRing.own())
-        self.spans = self._rings.read
+        self._span_buffers = SpanBuffers()
+        self._buffer = self._span_buffers.add(f"{program.fragment}[0]", SpanBuffer.own())
+        self.spans = self._span_buffers.read
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
 
@@ -93,7 +93,7 @@ class FusedRun:
                 fits = SECONDS_A_CALL * sent[0][1] / max(at - begun, 1e-4)
                 size = max(1, min(MOST_TICKS, 4 * size, int(fits))) if begun else 1
                 begun = at
-                self._ring.write(chunk, since, now(), sent[0][0] << 32 | sent[0][1])
+                self._buffer.write(chunk, since, now(), sent[0][0] << 32 | sent[0][1])
                 since = now()
                 self._sent.put(sent.pop(0))
 

@@ -16,7 +16,7 @@ from shoal.errors import RunError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
-from shoal.profiling.spans import SpanRing, SpanRings
+from shoal.profiling.spans import SpanBuffer, SpanBuffers
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.in_process import InProcessChannel, make_channels
 from shoal.runtime.execution.compiled_executor import CompiledExecutor, wrapped
@@ -55,8 +55,8 @@ class LocalRun:
         )
         self.channels = {name: wrap(name, channel) for name, channel in self._lines.items()}
         self._collector = Collector(plan, programs, start.tick)
-        self._rings = SpanRings()
-        self.spans = self._rings.read
+        self._span_buffers = SpanBuffers()
+        self.spans = self._span_buffers.read
         self.ready, self.looked = self._collector.ready, self._collector.looked
         self.workers: list[ReplicaRunner] = []
         for program in programs:
@@ -105,8 +105,8 @@ class LocalRun:
 
     def recorded(self, name: str, scheduler: Scheduler) -> Scheduler:
         """A scheduler that records spans."""
-        ring = self._rings.add(name, SpanRing.own())
-        return scheduler.records_in(ring, list(self._executors), copies=False)
+        buffer = self._span_buffers.add(name, SpanBuffer.own())
+        return scheduler.records_in(buffer, list(self._executors), copies=False)
 
     def statuses(self) -> dict[str, WorkerStatus]:
         """The current status of each worker."""

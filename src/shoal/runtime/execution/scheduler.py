@@ -11,7 +11,7 @@ from shoal.errors import RunError
 from shoal.planning.plan import Replica
 from shoal.planning.policy import Serve
 from shoal.profiling.recorder import EndpointRecorder, now
-from shoal.profiling.spans import Kind, SpanRing
+from shoal.profiling.spans import Kind, SpanBuffer
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.flow_control import waits
 from shoal.runtime.execution.limit import Limit
@@ -56,10 +56,12 @@ class Scheduler:
         self._report, self._spend = report, spend
         return self
 
-    def records_in(self, ring: SpanRing, fragments: Sequence[str], *, copies: bool) -> Scheduler:
-        """Record spans in a ring; sites count by the order of the plan's fragments."""
+    def records_in(
+        self, buffer: SpanBuffer, fragments: Sequence[str], *, copies: bool
+    ) -> Scheduler:
+        """Record spans in a buffer; sites count by the order of the plan's fragments."""
         for (fragment, end), worker in self._workers.items():
-            recorder = EndpointRecorder(ring.begin(), end, copies=copies)
+            recorder = EndpointRecorder(buffer.begin(), end, copies=copies)
             worker.recorder = recorder.of(worker.program, fragments.index(fragment))
         return self
 

@@ -208,7 +208,7 @@ class Connections:
     def _watch(self, link: Connection) -> None:
         """Read a connection."""
         if (sock := link.sock) is not None:
-            self._loop.watch_stream(sock, partial(self._on_link, link, sock))
+            self._loop.watch(sock, partial(self._on_link, link, sock))
 
     def _on_link(self, link: Connection, sock: socket.socket) -> bool:
         """Read a connection once; stop reading it if it has ended or broken."""

@@ -19,7 +19,6 @@ from shoal.runtime.channels.channel import Waker
 PAUSE_S = 5e-3  # after a worker ran the loop, the thread waits this long before it does
 LOOK_S = 0.1  # between checks of a sleeping thread
 TICK_S = 0.05  # between checks of deadlines
-MOST_SKIPPED = 64  # consecutive reads of the only connection without polling other sockets
 Callback = Callable[[], bool]  # returns whether data arrived
 
 
@@ -30,8 +29,6 @@ class Loop:
         self._tick, self._tick_at, self._is_busy = tick, 0.0, True
         self.lock = threading.RLock()  # held while callbacks run
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, Callback] = {}  # those of established connections
-        self._skipped = 0
         self._called, self._words = threading.Event(), threading.Lock()
         self._leads, self._waiting, self._left = False, 0, 0.0
         self._closed = False
@@ -55,28 +52,15 @@ class Loop:
             self._selector.register(sock.fileno(), selectors.EVENT_READ, callback)
         self._is_busy = True
 
-    def watch_stream(self, sock: socket.socket, callback: Callback) -> None:
-        """Watch a connection; it is read without polling if it is the only one."""
-        with self.lock:
-            self.watch(sock, callback)
-            self._streams[sock.fileno()] = callback
-
     def unwatch(self, sock: socket.socket | None) -> None:
         """Remove a socket's callback; it is not running when this returns."""
         with self.lock:
             fd = -1 if sock is None else sock.fileno()
             if fd >= 0 and fd in self._selector.get_map():
-                self._streams.pop(fd, None)
                 self._selector.unregister(fd)
 
     def step(self, seconds: float) -> bool:
         """Handle ready sockets, waiting up to `seconds`; returns whether data arrived."""
-        if not seconds and len(self._streams) == 1 and self._skipped < MOST_SKIPPED:
-            self._skipped += 1
-            with self.lock:
-                for callback in list(self._streams.values()):
-                    return callback()
-        self._skipped = 0
         ready = self._selector.select(min(seconds, TICK_S) if self._is_busy else seconds)
         came = False
         with self.lock:
