@@ -1,6 +1,6 @@
 """Benchmarks checkpoints: seconds to write and read one, and the slowdown of the loop.
 
-Run: python benchmarks/runs/checkpoints.py
+Run: python benchmarks/runs/files/checkpoints.py
 """
 
 import shutil
@@ -13,7 +13,7 @@ import numpy as np
 
 import shoal
 from shoal.algorithms import PPO
-from shoal.runs.checkpoints import read, write
+from shoal.runs.files.checkpoints import read, write
 from shoal.runtime.execution.snapshot import Snapshot
 
 SIZES = (0.2, 10, 100)  # MB

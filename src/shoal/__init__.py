@@ -41,9 +41,9 @@ if TYPE_CHECKING:
         Wire,
     )
     from shoal.runs.callbacks import STOP
+    from shoal.runs.files.saved_plans import load_plan, save_plan
     from shoal.runs.playing import load
     from shoal.runs.resuming import resume
-    from shoal.runs.saved_plans import load_plan, save_plan
     from shoal.runs.training import plan, train, verify
     from shoal.runtime.run import run
     from shoal.search.candidates import Goal
@@ -95,8 +95,8 @@ _HOMES = {
     "impala": "shoal.planning.policies",
     "interpret": "shoal.tracing.interpret",
     "load": "shoal.runs.playing",
-    "load_plan": "shoal.runs.saved_plans",
-    "save_plan": "shoal.runs.saved_plans",
+    "load_plan": "shoal.runs.files.saved_plans",
+    "save_plan": "shoal.runs.files.saved_plans",
     "with_observer": "shoal.planning.policies",
     "max": "shoal.tracing.agree",
     "mean": "shoal.tracing.agree",

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.pages import RunView, graph_page, plan_page, report_page
 from shoal.pages.live import Server
-from shoal.runs.folder import locked, write_json
+from shoal.runs.files.folder import locked, write_json
 
 pytestmark = pytest.mark.browser
 WIDTHS = (390, 768, 1280, 1920, 2560)

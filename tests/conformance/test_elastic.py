@@ -15,7 +15,7 @@ from shoal.errors import CutError, SettingError
 from shoal.planning.fragment_program import write_program
 from shoal.planning.policies import impala
 from shoal.planning.policy import Fragment
-from shoal.runs.folder import FORM, locked, write_json
+from shoal.runs.files.folder import FORM, locked, write_json
 from shoal.runtime.cluster.assignment import ProcessAssignment
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.cluster.restarting import starting_workers

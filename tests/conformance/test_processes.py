@@ -22,7 +22,7 @@ from laws.cases import ENVS, ONE, graph_of, no_gymnax, start_of
 from laws.differences import difference
 from shoal.algorithms import PPO
 from shoal.planning.policies import environments, impala
-from shoal.runs.checkpoints import ticks_in
+from shoal.runs.files.checkpoints import ticks_in
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.logs import listening
 from shoal.runtime.run import RunCallbacks

@@ -17,7 +17,7 @@ import pytest
 from shoal.cli.flags import literal, policy_parameters, whole
 from shoal.cli.main import main
 from shoal.planning.policies import POLICIES
-from shoal.runs.options import option_of
+from shoal.runs.inputs.options import option_of
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 COUNT, SEED = int(os.environ.get("COMMANDS", "1000")), int(os.environ.get("COMMANDS_SEED", "0"))

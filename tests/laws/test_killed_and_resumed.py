@@ -18,7 +18,7 @@ pytest.importorskip("gymnax")
 from laws.differences import difference
 from laws.killed import resume, train
 from matrix.cells import TOLERANCE, TRIED
-from shoal.runs.checkpoints import read, ticks_in
+from shoal.runs.files.checkpoints import read, ticks_in
 from unit.test_resume import check_same_run
 
 SEED = os.environ.get("KILL_SEED", "0")

@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal.algorithms import PRESETS
 from shoal.envs import make
-from shoal.runs.making import with_total_ticks
+from shoal.runs.inputs.making import with_total_ticks
 
 CASES = [
     (kind, name)

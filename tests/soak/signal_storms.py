@@ -96,7 +96,7 @@ def stop(words, folder, phase, storm):
 
 
 def state_of(folder):
-    from shoal.runs.checkpoints import read_newest
+    from shoal.runs.files.checkpoints import read_newest
 
     return read_newest(folder / "checkpoints", print)
 

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("ray")
 from conformance.spaces import address, inside, is_allowed, raylets
-from shoal.runs.checkpoints import read_newest, ticks_in
+from shoal.runs.files.checkpoints import read_newest, ticks_in
 from soak.chaos import Chaos, small_disk, workers
 
 SECONDS, SEED = int(os.environ.get("CHAOS_SECONDS", "600")), int(os.environ.get("CHAOS_SEED", "0"))

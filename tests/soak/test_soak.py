@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.runs.checkpoints import read_newest
+from shoal.runs.files.checkpoints import read_newest
 from soak.driver import DIE, FOLDER, POLICIES
 
 pytest.importorskip("gymnasium")

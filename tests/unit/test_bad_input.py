@@ -13,7 +13,7 @@ import shoal
 from laws.differences import difference
 from shoal import THE_REST, Fragment, Lockstep, Wire
 from shoal.errors import CutError, PlaceError, SettingError, TraceError, UnknownNameError
-from shoal.runs.making import make_distribution, with_settings
+from shoal.runs.inputs.making import make_distribution, with_settings
 from unit.toy_loop import (
     BOTH_TWICE,
     COARSE,

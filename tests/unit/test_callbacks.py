@@ -8,7 +8,7 @@ import pytest
 import shoal
 from shoal import Fragment
 from shoal.errors import SettingError
-from shoal.runs.checkpoints import ticks_in
+from shoal.runs.files.checkpoints import ticks_in
 from unit.test_evaluation import WORLD, Greedy
 from unit.toy_loop import Toy, check_error, plain, policy
 

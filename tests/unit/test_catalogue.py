@@ -9,7 +9,7 @@ from shoal.algorithms import ALGORITHMS, PPO, PRESETS
 from shoal.cli.main import main
 from shoal.envs.spaces import ACTIONS, Box, Discrete, Groups, MultiDiscrete
 from shoal.errors import SettingError
-from shoal.runs.making import check_actions, with_settings
+from shoal.runs.inputs.making import check_actions, with_settings
 
 
 @dataclasses.dataclass(frozen=True)

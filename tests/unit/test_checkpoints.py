@@ -14,7 +14,7 @@ import shoal
 from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.errors import CheckpointError, SettingError
 from shoal.planning.policies import POLICIES
-from shoal.runs.checkpoints import (
+from shoal.runs.files.checkpoints import (
     Checkpoints,
     read,
     read_best,
@@ -23,11 +23,11 @@ from shoal.runs.checkpoints import (
     ticks_in,
     write,
 )
-from shoal.runs.folder import Lines, cut_rows
-from shoal.runs.making import check_actions
-from shoal.runs.pace import Pace, pace
-from shoal.runs.recipes import NOT_PLAIN, recipe_of
-from shoal.runs.trust import make as make_again
+from shoal.runs.files.folder import Lines, cut_rows
+from shoal.runs.files.pace import Pace, pace
+from shoal.runs.inputs.making import check_actions
+from shoal.runs.inputs.recipes import NOT_PLAIN, recipe_of
+from shoal.runs.inputs.trust import make as make_again
 from shoal.runtime.execution.compiled_executor import raw
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.tracing.stage import path_name

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.cli.flags import replicas
 from shoal.cli.main import main
-from shoal.runs.checkpoints import read_newest
+from shoal.runs.files.checkpoints import read_newest
 from shoal.runs.job import steps_per_second
 
 COMMAND = [sys.executable, "-m", "shoal"]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shoal.cli.main import main
 from shoal.cli.train import seeds_of
 from shoal.errors import SettingError
-from shoal.runs.comparing import bootstrap, compare, iqm
-from shoal.runs.folder import locked, newest_run
-from shoal.runs.listing import group, rows_of, runs_in
-from shoal.runs.provenance import git
+from shoal.runs.files.folder import locked, newest_run
+from shoal.runs.files.provenance import git
+from shoal.runs.results.comparing import bootstrap, compare, iqm
+from shoal.runs.results.listing import group, rows_of, runs_in
 from unit.toy_loop import check_error
 
 

@@ -13,8 +13,8 @@ import shoal
 from shoal.cli.main import main
 from shoal.pages import RunView
 from shoal.pages.updates import Cursor, updates
-from shoal.runs.checkpoints import read_newest, ticks_in
-from shoal.runs.folder import as_json, cut_rows, locked
+from shoal.runs.files.checkpoints import read_newest, ticks_in
+from shoal.runs.files.folder import as_json, cut_rows, locked
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 HALF, END = 4, 6

@@ -10,7 +10,7 @@ from shoal.cli.main import main
 from shoal.planning.policies import POLICIES
 from shoal.runs import doctor
 from shoal.runs.doctor import BAD, FINE, clashing, examine
-from shoal.runs.guide import GUIDES
+from shoal.runs.inputs.guide import GUIDES
 
 pytest.importorskip("gymnax")
 

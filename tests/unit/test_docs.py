@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import parse
-from shoal.runs.making import make_distribution
+from shoal.runs.inputs.making import make_distribution
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,8 +13,8 @@ from shoal.envs import Groups, make
 from shoal.envs.environment import key_rows
 from shoal.envs.jaxmarl import names
 from shoal.errors import SettingError, UnknownNameError
-from shoal.runs.making import make_job
-from shoal.runs.options import TrainOptions
+from shoal.runs.inputs.making import make_job
+from shoal.runs.inputs.options import TrainOptions
 
 SPREAD, TAG, SMAX = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:MPE_simple_tag_v3", "jaxmarl:SMAX"
 BATTLE = "jaxmarl:HeuristicEnemySMAX"

@@ -8,8 +8,8 @@ import pytest
 from shoal.algorithms import IMPALA, R2D2
 from shoal.envs import Box, Discrete, Environment, MultiDiscrete, with_previous
 from shoal.envs.spaces import leaves, parts
-from shoal.runs.recipes import recipe_of
-from shoal.runs.trust import code_in
+from shoal.runs.inputs.recipes import recipe_of
+from shoal.runs.inputs.trust import code_in
 from unit.drift import drift
 from unit.test_masks_and_boxes import Masked
 

@@ -18,9 +18,9 @@ from shoal.algorithms.evaluated import Evaluated
 from shoal.cli.main import main
 from shoal.envs import Box, Environment, HostEnvironment, Moves, Transition, key_rows
 from shoal.errors import SettingError
-from shoal.runs.agent import Agent
-from shoal.runs.comparing import iqm
-from shoal.runs.listing import listed
+from shoal.runs.results.agent import Agent
+from shoal.runs.results.comparing import iqm
+from shoal.runs.results.listing import listed
 from unit.toy_loop import check_error
 
 LONG, TICKS = 7, 5  # steps of an episode, ticks of a run

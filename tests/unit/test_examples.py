@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.runs.recipes import load_file
+from shoal.runs.inputs.recipes import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = load_file(EXAMPLES / "ppo.py")

@@ -10,9 +10,9 @@ import shoal
 from shoal.cli.main import main
 from shoal.envs import Box, Discrete, Environment, Transition
 from shoal.errors import MissingExtraError, SettingError
-from shoal.runs.agent import Agent
-from shoal.runs.evaluating import Protocol
-from shoal.runs.filming import check_package, film
+from shoal.runs.results.agent import Agent
+from shoal.runs.results.evaluating import Protocol
+from shoal.runs.results.filming import check_package, film
 from unit.test_evaluation import WORLD, Greedy
 from unit.toy_loop import check_error
 

@@ -9,7 +9,7 @@ from laws.cases import FOUR, ONE, graph_of
 from laws.differences import difference
 from shoal.algorithms import PRESETS
 from shoal.planning.policies import POLICIES
-from shoal.runs.making import with_total_ticks
+from shoal.runs.inputs.making import with_total_ticks
 from shoal.runtime.debug.verify import verify_plan
 
 pytest.importorskip("gymnax")

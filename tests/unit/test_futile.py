@@ -9,8 +9,8 @@ from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.envs.spaces import Box, Discrete
 from shoal.errors import SettingError
 from shoal.rl.futile import Loop, check_can_learn, remarks
-from shoal.runs.making import make_job
-from shoal.runs.options import TrainOptions
+from shoal.runs.inputs.making import make_job
+from shoal.runs.inputs.options import TrainOptions
 
 ON_POLICY, BY_VALUE = ("ppo", "a2c", "impala", "mappo", "ippo"), ("dqn", "r2d2", "qmix", "vdn")
 BY_CRITIC = ("sac", "td3", "ddpg")

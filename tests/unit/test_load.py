@@ -7,8 +7,8 @@ import pytest
 
 import shoal
 from shoal.algorithms import PPO
-from shoal.runs.load import LOAD_FILE, LoadLog
-from shoal.runs.sources import with_sources
+from shoal.runs.files.load import LOAD_FILE, LoadLog
+from shoal.runs.inputs.sources import with_sources
 from shoal.runtime.channels.shared_memory import Memory
 from shoal.runtime.cluster.control_block import ControlBlock
 from shoal.runtime.cluster.control_layout import ControlLayout

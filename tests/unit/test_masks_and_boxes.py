@@ -12,7 +12,7 @@ from shoal.envs import Box, Discrete, Environment, Transition
 from shoal.envs.spaces import Dict
 from shoal.errors import SettingError
 from shoal.rl.torso import check_flat, choose_torso
-from shoal.runs.agent import Agent
+from shoal.runs.results.agent import Agent
 
 KEY = jax.random.key(0)
 

@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal.errors import NotFiniteError
-from shoal.runs.records import scalars
+from shoal.runs.files.records import scalars
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 

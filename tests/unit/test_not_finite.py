@@ -10,9 +10,9 @@ import shoal
 from laws.differences import difference
 from shoal import THE_REST, Fragment
 from shoal.errors import NotFiniteError
-from shoal.runs.checkpoints import read_newest
-from shoal.runs.recipes import recipe_of
-from shoal.runs.trust import make as make_again
+from shoal.runs.files.checkpoints import read_newest
+from shoal.runs.inputs.recipes import recipe_of
+from shoal.runs.inputs.trust import make as make_again
 from unit.toy_loop import (
     COARSE,
     LAGGED,

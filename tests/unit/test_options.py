@@ -8,9 +8,9 @@ import shoal
 from shoal.algorithms import PRESETS
 from shoal.cli.main import parse
 from shoal.errors import SettingError, UnknownNameError
-from shoal.runs.folder import check_name
-from shoal.runs.making import make_distribution, make_job
-from shoal.runs.options import ResumeOptions, TrainOptions
+from shoal.runs.files.folder import check_name
+from shoal.runs.inputs.making import make_distribution, make_job
+from shoal.runs.inputs.options import ResumeOptions, TrainOptions
 from shoal.shapes import misfit
 from unit.toy_loop import TWO_CPUS, Toy, plain
 

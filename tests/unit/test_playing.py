@@ -8,7 +8,7 @@ import shoal
 from matrix.cells import TRIED
 from shoal.algorithms import ALGORITHMS
 from shoal.errors import CheckpointError, SettingError
-from shoal.runs.agent import Agent
+from shoal.runs.results.agent import Agent
 from unit.toy_loop import check_error
 
 pytest.importorskip("gymnax")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shoal.runs import progress
-from shoal.runs.progress import Drawn, Nothing, Plain, Progress, Standing, clock, face, short
+from shoal.runs.files import progress
+from shoal.runs.files.progress import Drawn, Nothing, Plain, Progress, Standing, clock, face, short
 
 BIG = Standing(99_999, 1_000_000, 204_797_952, 22_345_678.0, -12345.6, 86_399.0, 863_990.0)
 SMALL = Standing(1, 10, 0, 0.0, None, 1.2, None)

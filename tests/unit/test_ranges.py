@@ -8,7 +8,7 @@ import pytest
 from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.errors import SettingError
 from shoal.rl.ranges import RANGES, SYNONYMS, Count, Number, OneOf, Optional, Pair, Several
-from shoal.runs.making import with_settings
+from shoal.runs.inputs.making import with_settings
 
 NUMERIC = (int, float, "int", "float", "float | None")
 

@@ -10,7 +10,7 @@ from shoal.algorithms import PPO
 from shoal.cli.main import main, parse
 from shoal.envs import make
 from shoal.errors import SettingError, ShoalError
-from shoal.runs.making import check_actions, make_job
+from shoal.runs.inputs.making import check_actions, make_job
 
 LOOP = """
 from dataclasses import dataclass

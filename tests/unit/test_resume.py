@@ -17,8 +17,8 @@ import shoal
 from laws.cases import FOUR, ONE, WRITTEN
 from laws.differences import difference
 from shoal.errors import CheckpointError, SettingError
-from shoal.runs.checkpoints import read_newest, read_record, ticks_in
-from shoal.runs.folder import locked
+from shoal.runs.files.checkpoints import read_newest, read_record, ticks_in
+from shoal.runs.files.folder import locked
 from unit.toy_loop import Toy, agreeing, check_error, plain
 
 COARSE, LAGGED = shoal.single_learner_coarse(2), shoal.single_learner_coarse(2, lag=1)

@@ -17,7 +17,7 @@ from shoal.cli.main import main
 from shoal.errors import SettingError
 from shoal.pages import RunView, report_page
 from shoal.pages.live import Server
-from shoal.runs.folder import locked, write_json
+from shoal.runs.files.folder import locked, write_json
 
 pytest.importorskip("gymnax")
 

@@ -15,8 +15,8 @@ import shoal
 from laws.cases import ONE, graph_of
 from shoal.cli.main import main
 from shoal.errors import CutError, ShoalError
-from shoal.runs.records import scalars
-from shoal.runs.saved_plans import digest, load_plan, save_plan
+from shoal.runs.files.records import scalars
+from shoal.runs.files.saved_plans import digest, load_plan, save_plan
 from shoal.runtime.run import fresh_start
 
 POLICIES = {

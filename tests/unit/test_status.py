@@ -4,8 +4,8 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.errors import SettingError
-from shoal.runs.folder import locked, write_json
-from shoal.runs.status import Status, read_status
+from shoal.runs.files.folder import locked, write_json
+from shoal.runs.files.status import Status, read_status
 from shoal.runtime.execution.worker_status import WorkerStatus
 
 
@@ -32,7 +32,7 @@ def test_the_status_shows_why_workers_wait(tmp_path, capsys):
     "text", ["[1]", '{"actor": null}', '{"actor": -1}', '{"actor": true}', '{"actor": 2', "\xff"]
 )
 def test_an_invalid_scale_json_is_reported_once_and_ignored(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("shoal.runs.status.EVERY", 0.0)
+    monkeypatch.setattr("shoal.runs.files.status.EVERY", 0.0)
     said = []
     status = Status(tmp_path, {}, said.append)
     write_json(tmp_path / "scale.json", {"actor": 3})
@@ -44,7 +44,7 @@ def test_an_invalid_scale_json_is_reported_once_and_ignored(tmp_path, text, monk
 
 
 def test_a_folder_for_a_scale_json_is_reported_once_and_ignored(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.runs.status.EVERY", 0.0)
+    monkeypatch.setattr("shoal.runs.files.status.EVERY", 0.0)
     said = []
     status = Status(tmp_path, {}, said.append)
     (tmp_path / "scale.json").mkdir()

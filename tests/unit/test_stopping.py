@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.runs.checkpoints import read_newest, ticks_in
+from shoal.runs.files.checkpoints import read_newest, ticks_in
 from shoal.signals import FORCE_AFTER_S
 from unit.test_resume import check_same_run
 

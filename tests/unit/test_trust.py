@@ -20,10 +20,10 @@ from shoal.cli.main import main
 from shoal.envs import registry
 from shoal.errors import SettingError, TrustError
 from shoal.planning.policies import POLICIES
-from shoal.runs import trust
-from shoal.runs.folder import write_json
-from shoal.runs.recipes import recipe_of
-from shoal.runs.trust import REGISTERED, SIMULATORS, code_in, make
+from shoal.runs.files.folder import write_json
+from shoal.runs.inputs import trust
+from shoal.runs.inputs.recipes import recipe_of
+from shoal.runs.inputs.trust import REGISTERED, SIMULATORS, code_in, make
 from unit.toy_loop import TWO_CPUS, Toy, plain
 
 RAN = []  # calls made by hostile recipes
@@ -64,7 +64,8 @@ HOSTILE = {
     "a module of a file": {"name": "thing", "module": "hostile", "file": "hostile.py"},
     "a module beside the command": {"name": "thing", "module": "hostile"},
     "a function of Shoal's own": {
-        "name": "load_file", "module": "shoal.runs.recipes", "settings": {"path": "hostile.py"}
+        "name": "load_file", "module": "shoal.runs.inputs.recipes",
+        "settings": {"path": "hostile.py"},
     },
     "a part of a registered type": {
         "name": "PPO.init", "module": "shoal.algorithms.ppo", "settings": {}

@@ -18,7 +18,7 @@ from shoal.errors import SettingError, TraceError
 from shoal.tracing.stage import stage
 
 STAGE = "evaluate"
-PREFIX = "evaluation_"  # as runs/records.py knows it
+PREFIX = "evaluation_"  # as runs/files/records.py knows it
 OWN = 0x0E7A1  # sets the keys of evaluation apart from those of training
 Env = Environment | HostEnvironment
 Metrics = dict[str, jax.Array]

@@ -9,10 +9,10 @@ from typing import Annotated
 from rich.console import Console
 
 from shoal.cli.files import run_folder
-from shoal.runs.evaluating import EPISODE, Protocol
-from shoal.runs.filming import film
-from shoal.runs.options import Doc
+from shoal.runs.inputs.options import Doc
 from shoal.runs.playing import load
+from shoal.runs.results.evaluating import EPISODE, Protocol
+from shoal.runs.results.filming import film
 from shoal.shapes import Count, Seed
 
 AGENT, EPISODES = "The agent", "The episodes"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.errors import UnknownNameError
-from shoal.runs.catalogue import settings_of
-from shoal.runs.options import Doc
+from shoal.runs.inputs.catalogue import settings_of
+from shoal.runs.inputs.options import Doc
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from shoal.algorithms import ALGORITHMS, PRESETS
 from shoal.cli.flags import as_word
 from shoal.envs.registry import FAMILIES, load_family
 from shoal.errors import MissingExtraError, UnknownNameError
-from shoal.runs.catalogue import effective_settings
 from shoal.runs.doctor import BAD, examine
-from shoal.runs.guide import GUIDES, parameters_of
-from shoal.runs.options import Doc
+from shoal.runs.inputs.catalogue import effective_settings
+from shoal.runs.inputs.guide import GUIDES, parameters_of
+from shoal.runs.inputs.options import Doc
 
 MOST = 60  # names of a family that are printed
 COMPILED = ("gymnax", "brax", "jaxmarl")

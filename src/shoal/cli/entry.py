@@ -50,7 +50,7 @@ def _end(codes: list[int]) -> None:
 def _leave(number: int) -> None:
     """Exit at once, from any thread; marks the folders of running runs as interrupted."""
     try:
-        mark = getattr(sys.modules.get("shoal.runs.folder"), "mark_interrupted", None)
+        mark = getattr(sys.modules.get("shoal.runs.files.folder"), "mark_interrupted", None)
         if mark:
             mark()
     finally:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from shoal.errors import SettingError, printable
-from shoal.runs.folder import newest_run
+from shoal.runs.files.folder import newest_run
 
 
 def run_folder(named: str | Path | None) -> Path:

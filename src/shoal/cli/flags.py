@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 
 from shoal.cli.words import Words
 from shoal.errors import SettingError, printable
-from shoal.runs.options import (
+from shoal.runs.inputs.options import (
     GROUPS,
     Doc,
     LoopOptions,
@@ -263,7 +263,7 @@ def _parameter_flags(words: Words) -> Iterator[Flag]:
 
 def _setting_flags(words: Words) -> Iterator[Flag]:
     """A flag for each setting of the algorithm that is named; its default is the effective one."""
-    from shoal.runs.catalogue import effective_settings
+    from shoal.runs.inputs.catalogue import effective_settings
 
     title, rows = effective_settings(words.algorithm, words.env)
     for row in rows:

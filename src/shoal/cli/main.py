@@ -29,7 +29,7 @@ from shoal.cli.help import Columns
 from shoal.cli.words import DEBUG, Words, scanned
 from shoal.errors import RunError, SettingError, ShoalError, printable, user_place
 from shoal.rl import ranges
-from shoal.runs.options import SYNONYMS
+from shoal.runs.inputs.options import SYNONYMS
 
 BAD_INPUT = 2  # the exit code for bad input; nothing was started
 ABOUT = "Write a training loop once; run it fused, on threads, processes or a cluster."

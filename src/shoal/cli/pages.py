@@ -11,8 +11,8 @@ from shoal.cli.files import check_file, run_folder, write_text
 from shoal.errors import SettingError
 from shoal.pages import RunView, report_page
 from shoal.pages.live import LOOPBACK, Server
-from shoal.runs.listing import group
-from shoal.runs.options import Doc
+from shoal.runs.inputs.options import Doc
+from shoal.runs.results.listing import group
 from shoal.shapes import Between
 
 PAGE, OUTPUT = "The page", "Output"

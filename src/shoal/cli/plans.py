@@ -18,12 +18,13 @@ from shoal.errors import SettingError, printable
 from shoal.pages import graph_page, plan_page
 from shoal.planning.plan import Plan
 from shoal.runs.choosing import ChoiceOptions
-from shoal.runs.making import FILE, Job, default_distribution, make_job
-from shoal.runs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
-from shoal.runs.recipes import NOT_PLAIN, recipe_of
-from shoal.runs.records import scalars
-from shoal.runs.saved_plans import load_plan, save_plan
-from shoal.runs.sources import with_sources
+from shoal.runs.files.records import scalars
+from shoal.runs.files.saved_plans import load_plan, save_plan
+from shoal.runs.inputs.making import FILE, Job, default_distribution, make_job
+from shoal.runs.inputs.options import LENGTH, LOOP, PLACE, Doc, LoopOptions, VerifyOptions
+from shoal.runs.inputs.recipes import NOT_PLAIN, recipe_of
+from shoal.runs.inputs.sources import with_sources
+from shoal.runs.inputs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runs.training import (
     chosen_distribution,
     chosen_plan,
@@ -31,7 +32,6 @@ from shoal.runs.training import (
     simulated_plan,
     verified,
 )
-from shoal.runs.trust import code_of_env, is_remembered, make, quoted, remember, untrusted
 from shoal.runtime.debug.record import Recording, read_tape
 from shoal.runtime.debug.record import record as recorded
 from shoal.runtime.debug.record import replay as replayed

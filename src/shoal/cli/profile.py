@@ -20,7 +20,7 @@ from shoal.profiling.breakdown import ORDER, Breakdown, breakdown, breakdown_jso
 from shoal.profiling.span_file import FILE, SpanFile, read_spans
 from shoal.profiling.spans import Kind
 from shoal.profiling.trace import trace_json
-from shoal.runs.options import Doc
+from shoal.runs.inputs.options import Doc
 from shoal.shapes import ShapeError, read_json, why_unreadable
 
 LEAST = 0.005  # of the time: a smaller share is left out

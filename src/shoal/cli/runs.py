@@ -13,11 +13,11 @@ from rich.table import Table
 from shoal.cli.files import check_file, write_text
 from shoal.errors import SettingError
 from shoal.pages.plot import AXES, plot
-from shoal.runs.comparing import Comparison, Scores, compare
-from shoal.runs.disk import megabytes, size_of
-from shoal.runs.listing import ListedRun, group, removable, remove, runs_in
-from shoal.runs.options import Doc
-from shoal.runs.progress import short
+from shoal.runs.files.disk import megabytes, size_of
+from shoal.runs.files.progress import short
+from shoal.runs.inputs.options import Doc
+from shoal.runs.results.comparing import Comparison, Scores, compare
+from shoal.runs.results.listing import ListedRun, group, removable, remove, runs_in
 
 GROUPS = Doc("runs, folders of runs (--seeds makes one) or patterns such as 'ppo-*'", "", "RUN")
 

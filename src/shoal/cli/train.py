@@ -15,9 +15,9 @@ from shoal.cli.files import run_folder
 from shoal.errors import SettingError
 from shoal.planning.policy import DistributionPolicy
 from shoal.runs.choosing import AUTO, ChoiceOptions
-from shoal.runs.folder import new_folder
+from shoal.runs.files.folder import new_folder
+from shoal.runs.inputs.options import LOOP, PLACE, Doc, ResumeOptions, TrainOptions
 from shoal.runs.job import Trained
-from shoal.runs.options import LOOP, PLACE, Doc, ResumeOptions, TrainOptions
 from shoal.runs.resuming import resumed
 from shoal.runs.training import simulated_plan, trained
 

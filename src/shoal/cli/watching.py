@@ -9,8 +9,8 @@ from rich.console import Console
 
 from shoal.cli.files import run_folder
 from shoal.errors import SettingError
-from shoal.runs.options import Doc
-from shoal.runs.status import shown, want
+from shoal.runs.files.status import shown, want
+from shoal.runs.inputs.options import Doc
 
 RUN = Doc("a folder, or the name of a run in runs/; by default the newest there")
 

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from shoal.runs.folder import as_json
+from shoal.runs.files.folder import as_json
 
 DOCUMENT = """<!doctype html>
 <html lang="en">

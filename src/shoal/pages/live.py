@@ -16,7 +16,7 @@ from shoal.errors import SettingError
 from shoal.pages.run_pages import watch_page
 from shoal.pages.run_view import RunView
 from shoal.pages.updates import Cursor, updates
-from shoal.runs.folder import as_json
+from shoal.runs.files.folder import as_json
 
 LOOPBACK = "127.0.0.1"
 EVERY_S = 0.1  # between looks at the folders while a page is open

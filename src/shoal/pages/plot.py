@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from shoal.errors import SettingError
-from shoal.runs.listing import Group, rows_of
+from shoal.runs.results.listing import Group, rows_of
 
 WIDTH, HEIGHT = 800, 480
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 24, 56

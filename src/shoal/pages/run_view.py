@@ -16,7 +16,7 @@ from shoal.pages.curves import GrowingCurves
 from shoal.pages.drawing import draw_plan
 from shoal.pages.load import first_working, load_between, load_data, timeline
 from shoal.pages.tails import Tail, number, parsed
-from shoal.runs.folder import FORM, StatusFile, is_locked
+from shoal.runs.files.folder import FORM, StatusFile, is_locked
 from shoal.shapes import ShapeError, Steps, misfit, read_json, why_unreadable
 
 Json = dict[str, Any]

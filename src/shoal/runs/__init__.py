@@ -1,1 +1,1 @@
-"""Runs in their folders: training, records, checkpoints, resuming, loading."""
+"""Runs in their folders: training, resuming, and the agents that come of them."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from shoal.runs.disk import free, megabytes
+from shoal.runs.files.disk import free, megabytes
 
 FINE, NOTE, BAD = "ok", "note", "BAD"
 LEAST_MEMORY, LEAST_DISK, LEAST_FILES = 2 << 30, 1 << 30, 1024

@@ -24,29 +24,29 @@ from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
 from shoal.profiling.span_log import SpanLog
 from shoal.roles import steps_a_tick
-from shoal.runs.agent import Agent
 from shoal.runs.callbacks import Callbacks
-from shoal.runs.checkpoints import Checkpoints, ticks_in
-from shoal.runs.evaluating import EPISODE, Evaluation, Protocol
-from shoal.runs.filming import Film, film
-from shoal.runs.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
-from shoal.runs.options import RunOptions
-from shoal.runs.pace import Pace, pace
-from shoal.runs.progress import MEASURED, Progress
-from shoal.runs.provenance import provenance
-from shoal.runs.recipes import NOT_PLAIN, recipe_of
-from shoal.runs.records import (
+from shoal.runs.files.checkpoints import Checkpoints, ticks_in
+from shoal.runs.files.folder import FORM, Lines, RunFile, as_json, recorded, write_json, write_whole
+from shoal.runs.files.pace import Pace, pace
+from shoal.runs.files.progress import MEASURED, Progress
+from shoal.runs.files.provenance import provenance
+from shoal.runs.files.records import (
     Episodes,
     Evaluations,
     Lags,
     scalars,
     without_evaluation,
 )
+from shoal.runs.files.status import Status
+from shoal.runs.inputs.options import RunOptions
+from shoal.runs.inputs.recipes import NOT_PLAIN, recipe_of
+from shoal.runs.inputs.sources import with_sources
+from shoal.runs.inputs.trust import code_in, recipes_of, remember
+from shoal.runs.results.agent import Agent
+from shoal.runs.results.evaluating import EPISODE, Evaluation, Protocol
+from shoal.runs.results.filming import Film, film
 from shoal.runs.sinks.feeding import Feeds, check_log
 from shoal.runs.sinks.sink import About
-from shoal.runs.sources import with_sources
-from shoal.runs.status import Status
-from shoal.runs.trust import code_in, recipes_of, remember
 from shoal.runtime.cluster.recovery import RecoveryPolicy
 from shoal.runtime.execution.metrics import lag_name
 from shoal.runtime.execution.replica_runner import KEEP_EVERY
@@ -57,7 +57,7 @@ from shoal.runtime.run import BACKENDS, Result, RunCallbacks
 from shoal.signals import owned
 
 if TYPE_CHECKING:
-    from shoal.runs.making import Job
+    from shoal.runs.inputs.making import Job
 
 OF_ENVIRONMENTS = ("env_states", "obs")  # observations may be NaN where environments allow it
 RESTARTS = 3  # on a cluster, where failures are common; of replacements, on all backends

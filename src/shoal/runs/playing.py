@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from shoal.errors import CheckpointError, SettingError
-from shoal.runs.agent import Agent
-from shoal.runs.checkpoints import Saved, read, read_best, read_newest, restored
+from shoal.runs.files.checkpoints import Saved, read, read_best, read_newest, restored
+from shoal.runs.results.agent import Agent
 from shoal.runs.resuming import Given, made_job, open_run
 from shoal.tracing.trace import Origin
 

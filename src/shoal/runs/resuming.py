@@ -15,8 +15,8 @@ from shoal import __version__
 from shoal.algorithms.evaluated import Evaluated
 from shoal.errors import SettingError, printable
 from shoal.planning.plan import Plan
-from shoal.runs.checkpoints import Saved, read_newest, restored, set_aside, ticks_in
-from shoal.runs.folder import (
+from shoal.runs.files.checkpoints import Saved, read_newest, restored, set_aside, ticks_in
+from shoal.runs.files.folder import (
     Extension,
     RunFile,
     check_plain,
@@ -25,11 +25,11 @@ from shoal.runs.folder import (
     locked,
     read_run,
 )
+from shoal.runs.inputs.making import Job, check_distribution, make_distribution, make_env
+from shoal.runs.inputs.options import ResumeOptions, takes
+from shoal.runs.inputs.trust import TYPES, is_remembered, make, recipes_of
 from shoal.runs.job import Run, StartPoint, Trained, describe, run_job, with_new_episodes
-from shoal.runs.making import Job, check_distribution, make_distribution, make_env
-from shoal.runs.options import ResumeOptions, takes
 from shoal.runs.training import beside_evaluation, cluster_of, draw, lasting_steps
-from shoal.runs.trust import TYPES, is_remembered, make, recipes_of
 from shoal.runtime.run import check_backend, check_step_timeout, fresh_start
 
 Announce = Callable[[str], None]

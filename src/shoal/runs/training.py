@@ -28,7 +28,10 @@ from shoal.runs.choosing import (
     is_on,
     simulated,
 )
-from shoal.runs.folder import locked, new_folder
+from shoal.runs.files.folder import locked, new_folder
+from shoal.runs.files.records import check_metrics
+from shoal.runs.inputs.making import Job, default_distribution, make_distribution, make_job
+from shoal.runs.inputs.options import LoopOptions, PlaceOptions, TrainOptions, VerifyOptions, takes
 from shoal.runs.job import (
     Run,
     StartPoint,
@@ -37,9 +40,6 @@ from shoal.runs.job import (
     environments_closed,
     run_job,
 )
-from shoal.runs.making import Job, default_distribution, make_distribution, make_job
-from shoal.runs.options import LoopOptions, PlaceOptions, TrainOptions, VerifyOptions, takes
-from shoal.runs.records import check_metrics
 from shoal.runs.sinks.feeding import check_log
 from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.debug.verify import Verification, verify_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Any
 
-from shoal.runs.folder import write_whole
+from shoal.runs.files.folder import write_whole
 from shoal.runs.sinks.sink import AXES, About, Point
 
 

@@ -13,8 +13,8 @@ from shoal.errors import SettingError, ShoalError, UnknownNameError
 from shoal.planning.cluster import Cluster
 from shoal.planning.policy import DistributionPolicy
 from shoal.rl import ranges
-from shoal.runs.folder import check_name
-from shoal.runs.pace import pace
+from shoal.runs.files.folder import check_name
+from shoal.runs.files.pace import pace
 from shoal.shapes import Between, Count, Index, Seed, Timeout, misfit
 
 P = ParamSpec("P")

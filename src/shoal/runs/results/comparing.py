@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.errors import SettingError
-from shoal.runs.listing import Group, ListedRun
+from shoal.runs.results.listing import Group, ListedRun
 
 DRAWS = 2000  # of the bootstrap
 CONFIDENCE = 0.95

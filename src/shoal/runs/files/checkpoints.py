@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.errors import CheckpointError, first_line
-from shoal.runs.disk import FullError, check_room, muted, size_of, why_full
+from shoal.runs.files.disk import FullError, check_room, muted, size_of, why_full
 from shoal.runtime.execution.compiled_executor import raw, wrapped
 from shoal.runtime.execution.snapshot import Snapshot
 from shoal.runtime.logs import Log

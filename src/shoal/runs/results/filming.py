@@ -15,8 +15,8 @@ import numpy as np
 
 from shoal.envs import Environment, HostEnvironment
 from shoal.errors import MissingExtraError, SettingError
-from shoal.runs.agent import Agent
-from shoal.runs.evaluating import Protocol
+from shoal.runs.results.agent import Agent
+from shoal.runs.results.evaluating import Protocol
 
 FORMS = (".gif", ".mp4")
 FPS = 30

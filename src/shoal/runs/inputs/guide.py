@@ -66,7 +66,7 @@ GUIDES = {
 
 def parameters_of(name: str) -> str:
     """The options of a policy with their defaults."""
-    from shoal.runs.options import option_of
+    from shoal.runs.inputs.options import option_of
 
     taken = inspect.signature(POLICIES[name]).parameters.values()
     return " ".join(f"{option_of(each.name)} [{_default(each.default)}]" for each in taken)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from shoal.errors import RunError, SettingError, ShoalError
-from shoal.runs.disk import FULL
+from shoal.runs.files.disk import FULL
 from shoal.shapes import (
     Count,
     Index,

@@ -24,7 +24,7 @@ from shoal.envs.hosted import HostEnvironment
 from shoal.envs.previous import Previous
 from shoal.errors import MissingExtraError, SettingError, TrustError
 from shoal.planning import policy
-from shoal.runs.recipes import Recipe, Resolve, made_from, named_code
+from shoal.runs.inputs.recipes import Recipe, Resolve, made_from, named_code
 from shoal.shapes import ShapeError
 
 SIMULATORS = {(module, kind): name for name, (module, kind, _) in registry.FAMILIES.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import SettingError, printable
-from shoal.runs.folder import is_locked
+from shoal.runs.files.folder import is_locked
 
 DEEP = ("*", "*/*")  # where runs are in a folder of runs: in it, or in a group of seeds
 EVALUATIONS = "evaluations"  # a folder of a run

@@ -19,7 +19,7 @@ from shoal.envs.environment import clip
 from shoal.envs.host import FEW
 from shoal.envs.spaces import Box, Discrete, Groups, MultiDiscrete, leaves
 from shoal.errors import SettingError
-from shoal.runs.evaluating import EPISODE, Evaluation, Protocol
+from shoal.runs.results.evaluating import EPISODE, Evaluation, Protocol
 
 AT_ONCE = 256  # episodes that are played together where environments are compiled
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.runs.comparing import iqm
-from shoal.runs.folder import write_json
-from shoal.runs.listing import EVALUATIONS
-from shoal.runs.options import check_values
+from shoal.runs.files.folder import write_json
+from shoal.runs.inputs.options import check_values
+from shoal.runs.results.comparing import iqm
+from shoal.runs.results.listing import EVALUATIONS
 from shoal.shapes import Count, Seed
 
 EPISODE = 27_000  # steps after which an episode counts with its return so far

@@ -18,8 +18,8 @@ from shoal.planning.policies import POLICIES, fused, single_learner_coarse
 from shoal.planning.policy import DistributionPolicy
 from shoal.rl import futile
 from shoal.rl.ranges import SYNONYMS
-from shoal.runs.options import LoopOptions, option_of, shown
-from shoal.runs.recipes import load_file, with_source
+from shoal.runs.inputs.options import LoopOptions, option_of, shown
+from shoal.runs.inputs.recipes import load_file, with_source
 from shoal.shapes import NAMES
 
 NONE = "none"  # the environment of a loop that has none

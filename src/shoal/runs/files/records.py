@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import TraceError
-from shoal.runs.folder import Lines, as_json
+from shoal.runs.files.folder import Lines, as_json
 from shoal.runtime.execution.metrics import LAG
 
 LAST_EPISODES = 100

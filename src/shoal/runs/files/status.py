@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.errors import SettingError, printable
-from shoal.runs.checkpoints import ticks_in
-from shoal.runs.disk import free, megabytes, size_of
-from shoal.runs.folder import StatusFile, SummaryFile, is_locked, read_run, write_json
-from shoal.runs.load import LOAD_FILE, LoadLog, rounded
+from shoal.runs.files.checkpoints import ticks_in
+from shoal.runs.files.disk import free, megabytes, size_of
+from shoal.runs.files.folder import StatusFile, SummaryFile, is_locked, read_run, write_json
+from shoal.runs.files.load import LOAD_FILE, LoadLog, rounded
 from shoal.runtime.logs import Log
 from shoal.runtime.run import BACKENDS, Statuses
 from shoal.shapes import Index, ShapeError, read_json, why_unreadable

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.runs.folder import Lines, as_json
+from shoal.runs.files.folder import Lines, as_json
 from shoal.runtime.execution.worker_status import WorkerStatus
 from shoal.runtime.logs import Log
 

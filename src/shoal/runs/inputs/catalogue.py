@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.rl.ranges import MEANINGS
-from shoal.runs.making import find_preset, make_algorithm
+from shoal.runs.inputs.making import find_preset, make_algorithm
 
 COMMENT = re.compile(r"^ +(\w+): [^#\n]*(?:\(\n[^#\n]*)?# (.*)$", re.MULTILINE)
 FILLED_IN = "total_ticks"  # by the run

@@ -1,0 +1,1 @@
+"""What becomes of runs: agents, evaluations, films, lists and comparisons."""
