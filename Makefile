@@ -1,7 +1,7 @@
 # Every command of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup train test check format test-slow test-learning test-browser test-newcomer test-gpu test-soak test-chaos test-fuzz test-loops \
-        test-jax-versions bench results matrix bless clean
+        test-jax-versions docs bench results matrix bless clean
 
 # Say PYTHON=/path/to/python to choose an interpreter; otherwise the first that fits is taken.
 PYTHON ?=
@@ -59,6 +59,9 @@ test-loops: .venv/.ready-dev ## Check cuts of many random loops: refused, or the
 
 test-jax-versions: ## Run the laws on the oldest and the newest JAX we allow
 	@.ci/jax-versions
+
+docs: .venv/.ready-dev ## Build the documentation site into build/site, without warnings
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "build/site/index.html"
 
 bench: .venv/.ready-dev ## Run the benchmarks
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done

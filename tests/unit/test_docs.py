@@ -2,11 +2,17 @@
 
 import re
 import shlex
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+import shoal
+from shoal.algorithms import ALGORITHMS
 from shoal.cli.main import parse
+from shoal.cli.train import TrainSeedsOptions
+from shoal.planning.policies import POLICIES
 from shoal.runs.inputs.making import make_distribution
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +26,7 @@ NEEDS = {
     "environments": ["gymnasium", "pettingzoo", "mpe2"],
     "evaluation": ["gymnax"],
     "experiments": ["gymnax"],
+    "how_it_works": [],
     "metrics": ["gymnax"],
     "multi_agent": ["jaxmarl"],
     "networks": ["gymnax", "flax"],
@@ -32,6 +39,7 @@ NEEDS = {
 LEAVES = {
     "saved_plans": "plan.shoal",
     "choosing": "profile.json",
+    "how_it_works": "plan.txt",
 }  # files written by pages that don't train
 COMMAND = re.compile(r"^(?: {4,}|\$ )(shoal [a-z]+ .+)$|`(shoal [a-z]+\s[^`]+)`", re.MULTILINE)
 
@@ -80,3 +88,35 @@ def test_the_files_that_the_architecture_names_exist():
     named = re.findall(r"`([\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
     assert named
     assert [name for name in named if not any(t.endswith(f"/{name}") for t in there)] == []
+
+
+def words_of_tables(page):
+    """What is in code quotes in the last column of each table of a page."""
+    rows = re.findall(r"^\|.*\|([^|]+)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for cell in rows:
+        yield from re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_words_of_other_libraries_have_true_counterparts():
+    settings = {f.name for kind in ALGORITHMS.values() for f in fields(kind)}
+    options = {f.name for f in fields(TrainSeedsOptions)}
+    parameters = {p for make in POLICIES.values() for p in signature(make).parameters}
+    known = settings | options | parameters | {*POLICIES, "env_replicas", "init", "tick"}
+    known |= {*shoal.__all__, "act", "env", "learn"}
+    words = list(words_of_tables(ROOT / "docs" / "coming_from.md"))
+    named = [w.partition("=")[0] for w in words if re.fullmatch(r"[a-z_]+(=.*)?", w)]
+    flags = [f.replace("-", "_") for w in words for f in re.findall(r"--([a-z-]+)", w)]
+    assert len(named) > 30
+    assert [word for word in (*named, *flags) if word not in known] == []
+    for name in (w for w in words if w.startswith("shoal.")):
+        assert hasattr(shoal, re.split(r"\W", name.removeprefix("shoal."))[0])
+
+
+def test_the_site_is_built_without_warnings(tmp_path):
+    build = pytest.importorskip("mkdocs.commands.build")
+    config = pytest.importorskip("mkdocs.config")
+    found = config.load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path))
+    build.build(found)
+    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert all(f">shoal.{name}<" in api for name in ("train", "impala", "mean", "envs.Step"))
+    assert "examples/ppo.py" not in (tmp_path / "networks.html").read_text(encoding="utf-8")
