@@ -42,6 +42,7 @@ class Automatic:
     distribution: DistributionPolicy
     backend: str
     why: str
+    plan: Plan | None = field(default=None, compare=False)  # with what was compiled of it
 
 
 def is_on() -> bool:
@@ -73,7 +74,7 @@ def automatic(default: Plan, ticks: int, backend: str | None, say: Say) -> Autom
         profile = calibrated(graph, cluster, goal, None, say)
     choice = chosen(graph, cluster, profile, goal)
     _keep_choice(choice, default, goal)
-    return Automatic(choice.plan.distribution, choice.backend, two_lines(choice))
+    return Automatic(choice.plan.distribution, choice.backend, two_lines(choice), choice.plan)
 
 
 def two_lines(choice: Choice) -> str:

@@ -110,6 +110,8 @@ def fastest(job: Job, drawn: Plan, options: TrainOptions) -> tuple[Plan, str]:
         found = automatic(plain, job.ticks, options.backend, say)
     if found.why:
         say(found.why)
+    if plain is drawn and found.plan is not None:
+        return found.plan, found.backend
     if found.distribution == plain.distribution:
         return drawn, found.backend
     return draw(job, beside_evaluation(job, found.distribution)), found.backend

@@ -213,7 +213,10 @@ def calibrated(
         tried.append(one.plan)
         say(f"measuring {one.name}")
         began = time.perf_counter()
-        known = known.joined(measured(one.plan, SECONDS))
+        try:
+            known = known.joined(measured(one.plan, SECONDS))
+        except ShoalError as error:
+            say(f"{one.name} is left out: {error.what}")
         longest = max(longest, time.perf_counter() - began)
         if time.perf_counter() > until:
             break

@@ -110,6 +110,7 @@ class Load:
     scripts: Scripts
     names: tuple[str, ...] = field(init=False)
     _steps: dict[str, list[tuple[Step | Move, int]]] = field(init=False)
+    _stretched: dict[int, float] = field(init=False, default_factory=dict)  # by a step's id
 
     def __post_init__(self) -> None:
         found = {name: list(flat(script)) for name, script in self.scripts.fragments.items()}
@@ -148,7 +149,9 @@ class Load:
 
     def seconds(self, fragment: str, step: Step | Move) -> float:
         """Seconds of a step while all replicas of its fragment do the same."""
-        return step.seconds * self.stretch(fragment, step)
+        if id(step) not in self._stretched:
+            self._stretched[id(step)] = step.seconds * self.stretch(fragment, step)
+        return self._stretched[id(step)]
 
     def stretch(self, fragment: str, step: Step | Move) -> float:
         """How much longer a step takes since a fragment's replicas do it at once."""
