@@ -43,6 +43,17 @@ def drawn():
     return shoal.plan(traced(agreeing), shoal.fused(), cluster(2))
 
 
+LOOP = """
+import jax.numpy as jnp
+
+class Sum:
+    def init(self, key, env, envs):
+        return jnp.zeros(envs)
+
+    def tick(self, env, state):
+        return state + 1, {"total": state.sum()}
+"""
+
 # Profiles
 
 
@@ -108,7 +119,7 @@ def test_a_goal_that_nothing_meets_says_by_how_much():
         "no plan makes 4,000 steps/s",
         "fused(devices=2)",
         "1,999",
-        "50% less",
+        "2 times too few",
     )  # fmt: skip
 
 
@@ -256,6 +267,22 @@ def test_choices_that_are_damaged_are_made_again(cache, tmp_path):
 def test_other_backends_keep_the_usual_plan(name, cache):
     found = automatic(drawn(), 5, name, pytest.fail)
     assert (found.distribution, found.backend, found.why) == (shoal.fused(), name, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--allow-envs", "few"], "--allow-envs few is no range"),
+        (["--allow-envs", "8-4"], "no range"),
+        (["--cluster", "none.toml"], "none.toml can't be read"),
+        (["--profile", "none.json"], "none.json is no profile"),
+    ],
+)
+def test_wrong_options_of_a_choice_are_refused(words, what, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text(LOOP)
+    assert main(["plan", "loop.py:Sum", "none", "--auto", *words]) == 2
+    assert what in capsys.readouterr().err
 
 
 def test_auto_and_a_distribution_policy_exclude_each_other(capsys):

@@ -172,7 +172,11 @@ def _simulated(options: PlanOptions) -> Plan:
 
 def choice_of(options: PlanOptions) -> ChoiceOptions:
     """What the options say of a choice."""
-    envs = replicas(options.allow_envs) if options.allow_envs else None
+    try:
+        envs = replicas(options.allow_envs) if options.allow_envs else None
+    except ValueError:
+        text = printable(options.allow_envs or "")[:40]
+        raise SettingError(f"--allow-envs {text} is no range", "Write 64-4096.") from None
     between = (envs, envs) if isinstance(envs, int) else envs
     goal = Goal(options.allow_lag, between, at_least=options.at_least)
     return ChoiceOptions(options.cluster, options.profile, goal, measure=options.measure)

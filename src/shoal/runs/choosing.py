@@ -18,7 +18,15 @@ from shoal.planning.policy import DistributionPolicy
 from shoal.roles import steps_a_tick, with_roles
 from shoal.search.calibrate import measured
 from shoal.search.candidates import LOCAL, Goal, named
-from shoal.search.choose import SECONDS, Choice, calibrated, chosen, counterfactuals, halved
+from shoal.search.choose import (
+    SECONDS,
+    Choice,
+    calibrated,
+    chosen,
+    counterfactuals,
+    fitting,
+    halved,
+)
 from shoal.search.cluster_file import load_cluster
 from shoal.search.kept import keep, kept_profile, machine_name, machine_profile, profile_path
 from shoal.simulation.estimate import estimate
@@ -149,6 +157,7 @@ def choice_for(graph: Graph, machine: Cluster, options: ChoiceOptions, say: Say)
     """The choice for a loop: with the profile of a file, else the kept one, else measured now."""
     file = load_cluster(options.cluster) if options.cluster else None
     cluster = file.cluster if file else machine
+    fitting(graph, cluster, options.goal)  # or else refused, before anything is measured
     profile = profile_from(options.profile, graph, say) if options.profile else None
     if profile is None:
         # What the kept profile lacks is measured here, also for a cluster of other hosts.

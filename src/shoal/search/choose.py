@@ -111,9 +111,7 @@ def choose(
 
 def chosen(graph: Graph, cluster: Cluster, profile: Profile, goal: Goal) -> Choice:
     """As `choose`, of a profile that is there, and without counterfactuals."""
-    found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
-    if not found:
-        raise _nothing_fits(graph, cluster, goal)
+    found = fitting(graph, cluster, goal)
     ranked, missing = ranking(found, profile, goal)
     if not ranked:
         raise SettingError(
@@ -125,12 +123,20 @@ def chosen(graph: Graph, cluster: Cluster, profile: Profile, goal: Goal) -> Choi
     if rate < goal.at_least:
         raise SettingError(
             f"no plan makes {goal.at_least:,.0f} steps/s here: the best, {best.candidate.name}, "
-            f"makes {rate:,.0f}, {1 - rate / goal.at_least:.0%} less",
+            f"makes {rate:,.0f}, which is {goal.at_least / rate:.3g} times too few",
             "Ask for less, allow a lag or more environments, or use a larger cluster.",
         )
     others = tuple(r for r in ranked if r is not best)[:SHOWN]
     reasons = tuple(_reasons(best, others, goal))
     return Choice(best, others, reasons, (), profile, tuple(c.name for c in missing))
+
+
+def fitting(graph: Graph, cluster: Cluster, goal: Goal) -> list[Candidate]:
+    """The candidates that fit a cluster and a goal; an error if there is none."""
+    found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
+    if not found:
+        raise _nothing_fits(graph, cluster, goal)
+    return found
 
 
 def _nothing_fits(graph: Graph, cluster: Cluster, goal: Goal) -> ShoalError:
@@ -204,9 +210,9 @@ def calibrated(
     It stops when its time is over, or where measuring one more candidate would take longer than a
     run can win by it. Those that are close are measured again in turn: the machine may be busy.
     """
+    found = fitting(graph, cluster, goal)
     known = machine_profile(graph, cluster, goal.backends, say)
     known = known if profile is None else replace(profile, messages=known.messages)
-    found = [c for g in graphs(graph, goal) for c in candidates(g, cluster, goal)]
     longest, tried = 0.0, list[Plan]()
     until = time.perf_counter() + (BUDGET_S if goal.ticks is None else SHORT_BUDGET_S)
     while (one := _next(found, known, goal, longest, tried)) is not None:
