@@ -28,7 +28,14 @@ from shoal.search.choose import (
     halved,
 )
 from shoal.search.cluster_file import load_cluster
-from shoal.search.kept import keep, kept_profile, machine_name, machine_profile, profile_path
+from shoal.search.kept import (
+    keep,
+    kept_profile,
+    machine_name,
+    machine_profile,
+    profile_path,
+    with_messages,
+)
 from shoal.simulation.estimate import estimate
 from shoal.simulation.events import simulate
 from shoal.simulation.profile import Profile
@@ -39,7 +46,7 @@ VARIABLE = "SHOAL_AUTO"  # `off`: nothing is measured or chosen
 OFF = ("off", "0", "no", "false")
 # Steps a second that a run is expected to make before anything is known of it. A run that would
 # take less than PAYS_S then isn't worth the seconds of measuring.
-COMPILED_RATE, PYTHON_RATE, PAYS_S = 250_000, 10_000, 60.0
+COMPILED_RATE, PYTHON_RATE, PAYS_S = 250_000, 20_000, 60.0
 Say = Callable[[str], None]
 
 
@@ -80,16 +87,28 @@ def automatic(default: Plan, ticks: int, backend: str | None, say: Say) -> Autom
             return Automatic(*fallback, _unmeasured(default))
         say("Measuring what is fastest here, once for this loop (--distribute fused skips it)")
         profile = calibrated(graph, cluster, goal, None, say)
-    choice = chosen(graph, cluster, profile, goal)
+        choice = tried(chosen(graph, cluster, profile, goal), default, goal, say)
+    else:
+        choice = chosen(graph, cluster, profile, goal)
     _keep_choice(choice, default, goal)
     return Automatic(choice.plan.distribution, choice.backend, two_lines(choice), choice.plan)
+
+
+def tried(choice: Choice, default: Plan, goal: Goal, say: Say) -> Choice:
+    """The choice; if it isn't the default, after running both, and one more, for a second each."""
+    if choice.plan.distribution == default.distribution:
+        return choice
+    ranked = (choice.best, *choice.runners_up)
+    usual = [r for r in ranked[1:] if r.candidate.plan.distribution == default.distribution]
+    others = dict.fromkeys([*usual[:1], *choice.runners_up])
+    return halved(replace(choice, runners_up=tuple(others)), goal, say)
 
 
 def two_lines(choice: Choice) -> str:
     """What was chosen, and why."""
     best = choice.best
     first = (
-        f"Chosen: {best.candidate.name}, {best.steps_per_second:,.0f} steps/s by estimate, limited "
+        f"Chosen: {best.candidate.name}, {best.steps_per_second:,.0f} steps/s {best.how}, limited "
         f"by {best.estimate.bottleneck}."
     )
     second = choice.reasons[0] if choice.runners_up else "Nothing else comes near."
@@ -194,7 +213,8 @@ def simulated(plan: Plan, machine: Cluster, ticks: int, options: ChoiceOptions, 
     graph = plan.graph
     profile = profile_from(options.profile, graph, say) if options.profile else None
     if profile is None:
-        known = kept_profile(graph, say) or machine_profile(graph, machine, LOCAL, say)
+        known = kept_profile(graph, say) or machine_profile(graph)
+        known = with_messages(known, "processes", machine, say)
         profile = with_parts_of(plan, known, machine, say)
     if options.cluster:
         link = load_cluster(options.cluster).link

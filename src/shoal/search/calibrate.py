@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,10 +24,10 @@ from shoal.runtime.execution.replica_runner import ReplicaRunner, Runs
 from shoal.runtime.execution.scheduler import Scheduler
 from shoal.runtime.execution.snapshot import lagged
 from shoal.runtime.run import fresh_start
-from shoal.simulation.profile import LEVELS, Point
+from shoal.search.stopwatch import Stopwatch
+from shoal.simulation.profile import Point
 from shoal.simulation.script import key_of, message_name, rows_of, segment_name
 
-Notes = dict[tuple[str, int], list[list[tuple[float, float]]]]
 LEAST_TICKS, MOST_REPEATS = 3, 200
 CALL_S = 0.03  # of many ticks in one call
 
@@ -54,31 +53,37 @@ def _of_one_program(plan: Plan, program: Program, seconds: float) -> dict[str, l
     constants = [placed(name) for name in program.constants]
     many = compiled_ticks(segments, program)
 
-    def call(count: int) -> tuple[float, float]:
+    (segment,) = program.operations
+    assert isinstance(segment, Segment)
+    key = key_of(plan, segment_name(plan, segment), program.fragment)
+    places = {place.device for place in plan.places[program.fragment]}
+    watch, size = Stopwatch(len(places)), rows_of(plan, program.fragment)
+
+    def call(count: int) -> float:
         nonlocal carry
+        watch.restart()
         began, used = time.perf_counter(), time.process_time()
         results = jax.block_until_ready(list(many(np.int32(count), *carry, *constants)))
         carry = results[: len(carry)]
-        return (time.perf_counter() - began) / count, (time.process_time() - used) / count
+        watch.add(key, size, began, used, count)
+        return time.perf_counter() - began
 
     call(1)  # compiles
-    count = max(1, min(MOST_TICKS, int(CALL_S / max(call(1)[0], 1e-6))))
-    until, found = time.perf_counter() + seconds, list[tuple[float, float]]()
-    while len(found) < LEAST_TICKS or (time.perf_counter() < until and len(found) < MOST_REPEATS):
-        found.append(call(count))
-    (segment,) = program.operations
-    assert isinstance(segment, Segment)
-    name = segment_name(plan, segment)
-    key = key_of(plan, name, program.fragment)
-    return {key: [_point(rows_of(plan, program.fragment), [[pair] for pair in found])]}
+    count = max(1, min(MOST_TICKS, int(CALL_S / max(call(1), 1e-6))))
+    until, calls = time.perf_counter() + seconds, 0
+    while calls < LEAST_TICKS or (time.perf_counter() < until and calls < MOST_REPEATS):
+        call(count)
+        watch.next_round()
+        calls += 1
+    return watch.points()
 
 
 def _of_fragments(plan: Plan, programs: list[Program], seconds: float) -> dict[str, list[Point]]:
     """The costs of segments and host stages, with all replicas in turn on this thread."""
-    clock = Clock(plan)
+    clock = Stopwatch()
     start = fresh_start(plan.graph, 0)
     specs = make_channel_specs(plan)
-    executors = {p.fragment: Timed(make_executor(plan, p), clock) for p in programs}
+    executors = {p.fragment: Timed(plan, make_executor(plan, p), clock) for p in programs}
     places = {name: one.placement for name, one in executors.items()}
     made = make_channels(specs, places)
     channels = {
@@ -100,9 +105,10 @@ def _of_fragments(plan: Plan, programs: list[Program], seconds: float) -> dict[s
         scheduler.run(OneTick(limit, start.tick + ticks))  # type: ignore[arg-type]
         if ticks == 0:  # it compiled, and opened environments
             until = time.perf_counter() + seconds
-            clock.notes.clear()
+            clock.restart()
+        else:
+            clock.next_round()
         ticks += 1
-        clock.next_tick()
     return clock.points()
 
 
@@ -137,55 +143,19 @@ class OneTick:
         return int(tick == self.tick)
 
 
-@dataclass
-class Clock:
-    """The seconds, and the seconds of CPU, of each call: by part and size, then by tick."""
-
-    plan: Plan
-    notes: Notes = field(default_factory=dict)
-
-    def add(self, key: str, size: int, began: float, used: float) -> None:
-        """Note a call that has just ended."""
-        spent = time.perf_counter() - began, time.process_time() - used
-        self.notes.setdefault((key, size), [[]])[-1].append(spent)
-
-    def next_tick(self) -> None:
-        """From now on, calls belong to the next tick."""
-        for ticks in self.notes.values():
-            ticks.append([])
-
-    def points(self) -> dict[str, list[Point]]:
-        """The points of every part."""
-        found: dict[str, list[Point]] = defaultdict(list)
-        for (key, size), ticks in self.notes.items():
-            found[key].append(_point(size, [tick for tick in ticks if tick]))
-        return found
-
-
-def _point(size: int, ticks: list[list[tuple[float, float]]]) -> Point:
-    """A point: the mean call of the best tick, and the spread of all calls."""
-    means = [(sum(s for s, _ in t) / len(t), sum(c for _, c in t) / len(t)) for t in ticks]
-    best, used = min(means)
-    every = [s for t in ticks for s, _ in t]
-    levels = np.quantile(every, LEVELS) / max(best, 1e-9)
-    return Point(
-        size, best, max(0.1, round(used / max(best, 1e-9), 3)), tuple(map(float, levels.round(3)))
-    )
-
-
 class Timed:
     """An executor whose segments and host stages are timed."""
 
-    def __init__(self, executor: Any, clock: Clock) -> None:
-        self._executor, self._clock = executor, clock
+    def __init__(self, plan: Plan, executor: Any, clock: Stopwatch) -> None:
+        self._plan, self._executor, self._clock = plan, executor, clock
         self._names: dict[int, str] = {}
-        self._messages = {c.name: message_name(c) for c in clock.plan.channels}
+        self._messages = {c.name: message_name(c) for c in plan.channels}
         spec: FragmentSpec = executor.spec
         tasks = {
             node: replace(t, call=self._timed(t.stage, t.call)) for node, t in spec.tasks.items()
         }
         self.spec = replace(spec, tasks=tasks)
-        self._size = rows_of(clock.plan, spec.name)
+        self._size = rows_of(plan, spec.name)
 
     @property
     def placement(self) -> Any:
@@ -204,9 +174,8 @@ class Timed:
 
     def _key(self, segment: Segment) -> str:
         if id(segment) not in self._names:
-            plan = self._clock.plan
-            name = segment_name(plan, segment)
-            self._names[id(segment)] = key_of(plan, name, self.spec.name)
+            name = segment_name(self._plan, segment)
+            self._names[id(segment)] = key_of(self._plan, name, self.spec.name)
         return self._names[id(segment)]
 
     def run(self, segment: Segment, end: int, args: list[Any]) -> Sequence[Any]:
@@ -251,7 +220,7 @@ class TimedChannel:
 
     channel: Any
     name: str
-    clock: Clock
+    clock: Stopwatch
     size: int
 
     @property

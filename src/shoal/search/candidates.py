@@ -66,7 +66,7 @@ def candidates(graph: Graph, cluster: Cluster, goal: Goal) -> list[Candidate]:
             continue  # the laws prune
         if (lag := lag_bound(plan)) is None or lag > goal.max_lag:
             continue
-        if changes(plan) and not goal.max_lag:
+        if (changes(plan) and not goal.max_lag) or _may_starve(plan):
             continue
         found += [Candidate(plan, backend, title) for backend in _backends(plan, goal)]
     return found
@@ -93,8 +93,21 @@ def _backends(plan: Plan, goal: Goal) -> Iterable[str]:
     if len(plan.distribution.fragments) == 1:
         return goal.backends[:1]
     # Replicas that agree tick by tick do so far slower in processes than inside one.
-    agree = any(plan.one_program(f.name) for f in plan.distribution.fragments)
-    return [b for b in goal.backends if not (agree and b == "processes")]
+    return [b for b in goal.backends if not (_agrees(plan) and b == "processes")]
+
+
+def _agrees(plan: Plan) -> bool:
+    return any(plan.one_program(f.name) for f in plan.distribution.fragments)
+
+
+def _may_starve(plan: Plan) -> bool:
+    """Whether a program over several CPU devices runs beside other fragments.
+
+    XLA runs all of them with one pool of threads: a collective that finds too few free waits, and
+    ends the process after 40 seconds.
+    """
+    on_cpu = any(p.device.kind == "cpu" for places in plan.places.values() for p in places)
+    return on_cpu and len(plan.distribution.fragments) > 1 and _agrees(plan)
 
 
 def counts(graph: Graph, most: int) -> list[int]:

@@ -16,7 +16,8 @@ from shoal.runtime.cluster.machine import this_machine
 from shoal.runtime.run import run
 from shoal.search.calibrate import measured, quiet
 from shoal.search.candidates import Candidate, Goal, candidates, changes
-from shoal.search.kept import keep, machine_profile
+from shoal.search.kept import keep, machine_profile, with_messages
+from shoal.search.messages import not_stopped
 from shoal.simulation.estimate import Estimate, estimate
 from shoal.simulation.profile import Profile
 from shoal.simulation.script import Scripts, Unmeasured
@@ -24,7 +25,7 @@ from shoal.simulation.script import Scripts, Unmeasured
 MARGIN = 1.05  # what is simpler is taken, unless another is faster by as much
 START_S = {"threads": 0.0, "processes": 4.0, "ray": 10.0}  # to start workers
 SECONDS = 0.6  # of running each plan that is measured
-HALVING = ((4, 0.7), (2, 2.0))  # the best few run for so many seconds, then fewer for longer
+HALVING = ((3, 0.7), (2, 1.5))  # the best few run for so many seconds, then fewer for longer
 SHOWN = 4
 BUDGET_S, SHORT_BUDGET_S = 60.0, 15.0  # after which no further plan is measured; of a given run
 CLOSE, CONTENDERS = 1.3, 3  # plans this close to the best are measured again, so many of them
@@ -51,10 +52,14 @@ class Ranked:
         tick = self.estimate.steps / self.steps_per_second
         return START_S[self.candidate.backend] + goal.ticks * tick
 
+    @property
+    def how(self) -> str:
+        """Where that is known from."""
+        return "measured" if self.rate else "estimated"
+
     def __str__(self) -> str:
-        how = "measured" if self.rate else "estimated"
-        limit = self.estimate.bottleneck
-        return f"{self.candidate.name}: {self.steps_per_second:,.0f} steps/s {how}; limit: {limit}"
+        rate = f"{self.steps_per_second:,.0f} steps/s {self.how}"
+        return f"{self.candidate.name}: {rate}; limit: {self.estimate.bottleneck}"
 
 
 @dataclass(frozen=True)
@@ -211,16 +216,19 @@ def calibrated(
     run can win by it. Those that are close are measured again in turn: the machine may be busy.
     """
     found = fitting(graph, cluster, goal)
-    known = machine_profile(graph, cluster, goal.backends, say)
+    known = machine_profile(graph)
     known = known if profile is None else replace(profile, messages=known.messages)
-    longest, tried = 0.0, list[Plan]()
+    longest, tried = 0.0, list[Candidate]()
     until = time.perf_counter() + (BUDGET_S if goal.ticks is None else SHORT_BUDGET_S)
     while (one := _next(found, known, goal, longest, tried)) is not None:
-        tried.append(one.plan)
-        say(f"measuring {one.name}")
+        tried.append(one)
         began = time.perf_counter()
+        if len(one.plan.distribution.fragments) > 1:
+            known = with_messages(known, one.backend, cluster, say)
         try:
-            known = known.joined(measured(one.plan, SECONDS))
+            if not Scripts(one.plan, known, one.backend).is_measured:
+                say(f"measuring {one.name}")
+                known = known.joined(measured(one.plan, SECONDS))
         except ShoalError as error:
             say(f"{one.name} is left out: {error.what}")
         longest = max(longest, time.perf_counter() - began)
@@ -228,7 +236,8 @@ def calibrated(
             break
     ranked, _ = ranking(found, known, replace(goal, ticks=None))
     close = [r for r in ranked if r.steps_per_second * CLOSE >= ranked[0].steps_per_second]
-    plans = [r.candidate.plan for r in close if any(r.candidate.plan is p for p in tried)]
+    mine = [one.plan for one in tried]
+    plans = [r.candidate.plan for r in close if any(r.candidate.plan is p for p in mine)]
     for plan in (*plans[:CONTENDERS], *plans[:CONTENDERS]) if len(plans) > 1 else ():
         known = known.joined(measured(plan, SECONDS))
     keep(known)
@@ -236,12 +245,16 @@ def calibrated(
 
 
 def _next(
-    found: Sequence[Candidate], known: Profile, goal: Goal, longest: float, tried: Sequence[Plan]
+    found: Sequence[Candidate],
+    known: Profile,
+    goal: Goal,
+    longest: float,
+    tried: Sequence[Candidate],
 ) -> Candidate | None:
     """The unmeasured candidate with the highest bound, if it could win more than it costs."""
     ranked, _ = ranking(found, known, goal)
     best = ranked[0].seconds(goal) if ranked else float("inf")
-    left = [c for c in found if not any(c.plan is plan for plan in tried)]
+    left = [c for c in found if not any(c is one for one in tried)]
     if not ranked:
         return left[0] if left else None
     bounds = []
@@ -249,9 +262,18 @@ def _next(
         scripts = Scripts(candidate.plan, known, candidate.backend, is_bound=True)
         bound = Ranked(candidate, estimate(scripts)).seconds(goal)
         wins = bound * MARGIN < best and (goal.ticks is None or best - bound > longest)
-        if wins and not replace(scripts, is_bound=False).is_measured:
+        if wins and _is_open(replace(scripts, is_bound=False)):
             bounds.append((bound, len(bounds), candidate))
     return min(bounds)[2] if bounds else None
+
+
+def _is_open(scripts: Scripts) -> bool:
+    """Whether a profile lacks parts of a plan at their sizes, or what its messages cost."""
+    try:
+        estimate(scripts)
+    except Unmeasured:
+        return True
+    return not scripts.is_measured
 
 
 def halved(choice: Choice, goal: Goal, say: Say = quiet) -> Choice:
@@ -272,7 +294,7 @@ def rate_of(ranked: Ranked, seconds: float, say: Say = quiet) -> float:
     """Steps a second of a candidate that is run for some seconds."""
     say(f"running {ranked.candidate.name}")
     ticks = 2 + max(2, int(seconds / ranked.estimate.tick_seconds))
-    done = run(ranked.candidate.plan, ranked.candidate.backend, ticks=ticks)
+    done = not_stopped(run(ranked.candidate.plan, ranked.candidate.backend, ticks=ticks))
     return ranked.estimate.steps * (done.ticks - 1) / max(done.seconds, 1e-6)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,10 +63,8 @@ def keep(profile: Profile) -> None:
             profile.save(path)
 
 
-def machine_profile(
-    graph: Graph, cluster: Cluster, backends: Iterable[str], say: Say = quiet
-) -> Profile:
-    """A profile that only says what messages and calls cost on this machine, measured once."""
+def machine_profile(graph: Graph) -> Profile:
+    """A profile that only says what calls, and messages measured before, cost on this machine."""
     name, path = machine_name(), profile_path(MACHINE)
     known = Profile(MACHINE, name, dispatch=0.0)
     if path is not None and path.exists():
@@ -75,11 +73,14 @@ def machine_profile(
             known = found if not found.misfit(MACHINE, name) else known
     if not known.dispatch:
         known = replace(known, dispatch=dispatch_seconds())
-    for backend in backends:
-        if backend not in known.messages:
-            say(f"measuring messages between {backend}")
-            known = replace(
-                known, messages={**known.messages, backend: message_cost(backend, cluster)}
-            )
-            keep(known)
     return replace(known, loop=loop_print(graph))
+
+
+def with_messages(profile: Profile, backend: str, cluster: Cluster, say: Say) -> Profile:
+    """The profile with what messages between workers of a backend cost, kept for all loops."""
+    if backend in profile.messages:
+        return profile
+    say(f"measuring messages between {backend}")
+    messages = {**profile.messages, backend: message_cost(backend, cluster)}
+    keep(Profile(MACHINE, profile.machine, {}, messages, profile.dispatch))
+    return replace(profile, messages=messages)

@@ -13,7 +13,7 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy, Fragment
-from shoal.runtime.run import run
+from shoal.runtime.run import Result, run
 from shoal.simulation.profile import Message
 from shoal.tracing.stage import host
 from shoal.tracing.trace import trace
@@ -63,11 +63,18 @@ def passing_plan(width: int, cluster: Cluster) -> Plan:
     return make_plan(graph, DistributionPolicy("passing", sides), cluster)
 
 
+def not_stopped(result: Result) -> Result:
+    """The result of a run, unless a signal ended it: then what it was part of ends too."""
+    if result.stopped_by:
+        raise KeyboardInterrupt
+    return result
+
+
 def message_cost(backend: str, cluster: Cluster) -> Message:
     """What a message costs between workers of this backend on this machine."""
 
     def seconds(width: int, ticks: int) -> float:
-        done = run(passing_plan(width, cluster), backend, ticks=ticks)
+        done = not_stopped(run(passing_plan(width, cluster), backend, ticks=ticks))
         return done.seconds / (ticks - 1) / MOVES
 
     few, many = TICKS[backend][1], TICKS[backend][0]
