@@ -93,7 +93,6 @@ class Connections:
         self._calls: dict[int, _Call] = {}
         self._pending: dict[_Pending, None] = {}  # oldest first
         self._expected: frozenset[int] = frozenset()  # workers that connect to this one at start
-        self._first: frozenset[int] = frozenset()  # workers that start together with this one
         self._incarnations: dict[int, int] = {}
         self._callers, self._refused, self._closed = 0, 0, False
         self._handler: FrameHandler | None = None
@@ -124,8 +123,8 @@ class Connections:
         others = frozenset(others)
         loose = frozenset(filter(self._is_loose, others | self.links.keys()))
         group = others & group_of(self.membership.groups, self.me)
-        self._first = group if self.membership.incarnation else others
-        self._expected = frozenset(other for other in self._first if other > self.me)
+        together = group if self.membership.incarnation else others
+        self._expected = frozenset(other for other in together if other > self.me)
         self._callers = len(self._expected) + len(loose)
         with self._loop.lock:
             if listener is not None and self._callers:
