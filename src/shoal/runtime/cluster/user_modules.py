@@ -1,7 +1,6 @@
 """Ships the user's own modules to workers with their configuration: no host needs a copy.
 
-Ray's `runtime_env` would upload them only where the driver connects, before it has loaded them; the
-options of an actor take no local files.
+Ray's `runtime_env` takes local files only where the driver connects, before it has loaded them.
 """
 
 from __future__ import annotations
