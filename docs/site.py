@@ -20,6 +20,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/ppo.py": "example_ppo.md",
+    "examples/train_and_compare.ipynb": "train_and_compare.ipynb",
+    "examples/cut_a_loop.ipynb": "cut_a_loop.ipynb",
 }
 KINDS = ("Training", "Distribution policies", "Values", "Stages, and how replicas agree")
 

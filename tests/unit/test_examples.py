@@ -1,5 +1,6 @@
 """The examples run, and keep their numbers under distribution policies."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -42,3 +43,21 @@ def test_the_plain_ppo_s_advantages_are_those_of_a_loop():
     rollout = PLAIN.Rollout(none, none, none, reward, terminated, truncated, none)
     found = ppo.gae(jax.tree.map(jnp.asarray, rollout), value, next_value)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["cut_a_loop", pytest.param("train_and_compare", marks=pytest.mark.slow)]
+)
+def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+    pytest.importorskip("gymnax")
+    monkeypatch.chdir(tmp_path)
+    notebook = EXAMPLES / f"{name}.ipynb"
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(not cell.get("outputs") for cell in cells)
+    names = {"__name__": notebook.stem}
+    for number, cell in enumerate(code):
+        file = tmp_path / f"{notebook.stem}-{number}.py"
+        file.write_text(cell)
+        exec(compile(cell, str(file), "exec"), names)
