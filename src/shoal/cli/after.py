@@ -12,7 +12,9 @@ from shoal.cli.files import run_folder
 from shoal.runs.inputs.options import Doc
 from shoal.runs.playing import load
 from shoal.runs.results.evaluating import EPISODE, Protocol
+from shoal.runs.results.exporting import EXAMPLE, export
 from shoal.runs.results.filming import film
+from shoal.runs.results.listing import listed
 from shoal.shapes import Count, Seed
 
 AGENT, EPISODES = "The agent", "The episodes"
@@ -59,6 +61,33 @@ class VideoOptions(AgentOptions):
     out: Annotated[
         Path | None, Doc(".gif or .mp4", "Output", "FILE", "film.gif in the run's folder")
     ] = None
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of `shoal export`."""
+
+    run: Annotated[str | None, RUN] = None
+    _: KW_ONLY
+    which: Annotated[
+        str, Doc("checkpoint: newest, or best in training", AGENT, "WHICH", "newest")
+    ] = "newest"
+    trust: Annotated[
+        bool, Doc("run code that the folder names and that isn't Shoal's own", AGENT)
+    ] = False
+    out: Annotated[
+        Path | None, Doc("what is written", "Output", "FOLDER", "export in the run's folder")
+    ] = None
+
+
+def export_agent(options: ExportOptions) -> int:
+    """Export an agent."""
+    folder = run_folder(options.run)
+    agent = load(folder, options.which, trust=options.trust)
+    made = export(agent, options.out or folder / "export", listed(folder).evaluations())
+    print(f"{folder}, tick {agent.tick:,}: python {made / EXAMPLE} acts without Shoal")
+    print(f"Written to {made}/")
+    return 0
 
 
 def video(options: VideoOptions) -> int:

@@ -69,6 +69,12 @@ COMMANDS = (
         "shoal video [RUN] [OPTIONS]",
     ),
     Command(
+        "export", AFTER, "write what a run has learnt as a folder that acts without Shoal",
+        "after:export_agent",
+        "shoal export runs/mine --out my-policy",
+        "shoal export [RUN] [OPTIONS]",
+    ),
+    Command(
         "runs", AFTER, "list the runs, the newest first", "runs:list_runs",
         "shoal runs",
         "shoal runs [FOLDER]; shoal runs compare | plot | rm RUN ...",

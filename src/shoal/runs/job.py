@@ -44,7 +44,9 @@ from shoal.runs.inputs.sources import with_sources
 from shoal.runs.inputs.trust import code_in, recipes_of, remember
 from shoal.runs.results.agent import Agent
 from shoal.runs.results.evaluating import EPISODE, Evaluation, Protocol
+from shoal.runs.results.exporting import export
 from shoal.runs.results.filming import Film, film
+from shoal.runs.results.listing import listed
 from shoal.runs.sinks.feeding import Feeds, check_log
 from shoal.runs.sinks.sink import About
 from shoal.runtime.cluster.recovery import RecoveryPolicy
@@ -92,6 +94,10 @@ class Trained:
     def video(self, path: str | Path = "film.gif", episodes: int = 1, *, seed: int = 0) -> Film:
         """Film episodes with the greedy action, as `shoal video` does."""
         return film(self.agent, Path(path), Protocol(episodes, seed=seed))
+
+    def export(self, folder: str | Path) -> Path:
+        """Write a folder that acts without Shoal, as `shoal export` does."""
+        return export(self.agent, Path(folder), listed(self.folder).evaluations())
 
     def __repr__(self) -> str:
         """In a line, without the parameters."""

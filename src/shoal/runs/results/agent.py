@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
@@ -64,6 +64,22 @@ class Agent:
         if not is_many:
             action, memory = jax.tree.map(lambda x: x[0], (action, memory))
         return jax.tree.map(np.asarray, action), memory
+
+    def acting(self) -> Callable[[Any], Any]:
+        """A pure function from many observations to the greedy action on each."""
+        self._check(None)
+
+        def act(rows: Any) -> Any:
+            action, memory = self._play(self.state, rows, None, None)
+            if jax.tree.leaves(memory):
+                raise SettingError(
+                    f"{type(self.algorithm).__name__} remembers what it saw, and a function of one "
+                    "observation can't",
+                    "Act with shoal.load(run).play(obs, memory).",
+                )
+            return action
+
+        return act
 
     def evaluate(
         self, episodes: int = 100, *, sampled: bool = False, seed: int = 0, steps: int = EPISODE
