@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import export as jax_export
 
 from shoal.envs import Box, Dict, Environment
@@ -21,8 +20,8 @@ from unit.toy_loop import check_error
 class Seen:
     """What an environment shows; it is never stepped."""
 
-    observation_space: object = Box(-1.0, 1.0, (3,))  # noqa: RUF009
-    action_space: object = Box(-1.0, 1.0, (2,))  # noqa: RUF009
+    observation_space: object = Box(-1.0, 1.0, (3,))
+    action_space: object = Box(-1.0, 1.0, (2,))
 
 
 class Linear:
