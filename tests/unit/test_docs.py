@@ -120,3 +120,14 @@ def test_the_site_is_built_without_warnings(tmp_path):
     api = (tmp_path / "api.html").read_text(encoding="utf-8")
     assert all(f">shoal.{name}<" in api for name in ("train", "impala", "mean", "envs.Step"))
     assert "examples/ppo.py" not in (tmp_path / "networks.html").read_text(encoding="utf-8")
+
+
+def test_every_comparison_with_other_libraries_names_a_test_that_exists():
+    page = ROOT / "docs" / "compared.md"
+    files = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {name for text in files for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    rows = [line for line in page.read_text("utf-8").splitlines() if line.startswith("| ")]
+    named = [re.findall(r"`(test_\w+)` \|$", row) for row in rows if "shown by" not in row]
+    assert len(named) > 30
+    assert all(named)
+    assert {name for names in named for name in names} - there == set()
