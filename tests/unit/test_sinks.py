@@ -144,6 +144,19 @@ def test_tensorboard_files_read_back_by_steps_and_wall_time(tmp_path):
     assert "hyperparameters/text_summary" in found
 
 
+def test_a_resumed_run_continues_the_same_run_of_mlflow(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for tick in (4, 5):
+        fed([row(tick, loss=0.5 * tick)], "mlflow", folder=tmp_path)
+    client = tracking.MlflowClient((tmp_path / "mlflow").as_uri())
+    (experiment,) = (e for e in client.search_experiments() if e.name == "shoal")
+    (run,) = client.search_runs([experiment.experiment_id])
+    found = client.get_metric_history(run.info.run_id, "losses/loss")
+    assert [(metric.step, metric.value) for metric in found] == [(40, 2.0), (48, 2.5)]
+    assert run.info.status == "FINISHED"
+
+
 def events(data, kind, crc):
     """The events of a file of TFRecords, whose checksums are right."""
     while data:

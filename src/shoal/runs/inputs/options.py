@@ -136,7 +136,7 @@ class RunOptions(PlaceOptions):
     ] = None
     keep: Annotated[Count | None, Doc("newest checkpoints that are kept", TRACES, "N", "3")] = None
     log: Annotated[
-        Any, Doc("tensorboard, wandb, prometheus, csv; or a,b", TRACES, "SINK", "none")
+        Any, Doc("csv, tensorboard, wandb, mlflow, prometheus", TRACES, "SINK", "none")
     ] = None
     profile_ticks: Annotated[
         Count | None, Doc("ticks that wait for devices, for `shoal profile`", TRACES, "N", "none")

@@ -20,6 +20,7 @@ CLOSING_S = 30.0  # for a sink to write what is left when the run ends
 # The module, class, package and extra of each sink that has a name.
 SINKS = {
     "csv": ("shoal.runs.sinks.table", "Table", "csv", ""),
+    "mlflow": ("shoal.runs.sinks.mlflow", "MLflow", "mlflow", "mlflow"),
     "prometheus": (
         *("shoal.runs.sinks.prometheus", "Prometheus"),
         *("prometheus_client", "prometheus"),
