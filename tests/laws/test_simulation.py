@@ -1,6 +1,6 @@
 """Laws of simulation, over random costs: it agrees with the estimate and keeps lag bounds."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +10,10 @@ import shoal
 from laws.cases import chase
 from laws.test_estimates import FOUR, GRAPH, found, host, profiles
 from shoal.planning.laws import make_plan
+from shoal.profiling.sites import sites_of
+from shoal.profiling.span_file import SpanFile
+from shoal.profiling.spans import Kind
+from shoal.profiling.trace import trace_json
 from shoal.roles import with_roles
 from shoal.simulation.estimate import estimate, lag_bound
 from shoal.simulation.events import simulate
@@ -107,6 +111,20 @@ def test_noise_is_the_same_for_the_same_seed_and_slows_a_gather():
     scripts = Scripts(plan, replace(known, costs=costs), "processes")
     assert simulate(scripts, 30, seed=1) == simulate(scripts, 30, seed=1)
     assert simulate(scripts, 30, seed=1).tick_seconds > simulate(scripts, 30).tick_seconds
+
+
+@pytest.mark.parametrize("policy", [*SERVED, shoal.single_learner_coarse(4)], ids=str)
+def test_spans_are_all_of_a_worker_s_time_in_order(policy):
+    plan = make_plan(WORLD, with_roles(WORLD, policy), FOUR)
+    done = simulate(Scripts(plan, flat(plan), "processes"), 3)
+    for spans in done.spans.values():
+        timed = spans[spans["kind"] != Kind.TURN]
+        assert (timed["end"][:-1] <= timed["begin"][1:] + 1).all()
+        assert set(spans["site"]) <= {site.number for site in sites_of(plan)}
+    about = {"workers": [{"name": name} for name in done.spans],
+             "sites": [asdict(site) for site in sites_of(plan)]}  # fmt: skip
+    events = trace_json(SpanFile(about, None, list(done.spans.values())))["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X", "s", "f"}
 
 
 def test_cores_are_shared_among_what_runs():

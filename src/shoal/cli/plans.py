@@ -71,6 +71,9 @@ class PlanOptions(LoopOptions):
     simulate: Annotated[
         Count | None, Doc("ticks of a simulation, with the same flow control", CHOICE, "N")
     ] = None
+    trace: Annotated[
+        Path | None, Doc("spans of the simulation, for ui.perfetto.dev", CHOICE, "FILE")
+    ] = None
     measure: Annotated[bool, Doc("run the best few for seconds, too", CHOICE)] = False
     allow_lag: Annotated[Index, Doc("ticks of lag; changes learning", CHOICE, "N", "0")] = 0
     allow_envs: Annotated[
@@ -179,7 +182,8 @@ def choice_of(options: PlanOptions) -> ChoiceOptions:
         raise SettingError(f"--allow-envs {text} is no range", "Write 64-4096.") from None
     between = (envs, envs) if isinstance(envs, int) else envs
     goal = Goal(options.allow_lag, between, at_least=options.at_least)
-    return ChoiceOptions(options.cluster, options.profile, goal, measure=options.measure)
+    check_file(options.trace)
+    return ChoiceOptions(options.cluster, options.profile, goal, options.measure, options.trace)
 
 
 def verify(options: VerifyOptions) -> int:

@@ -6,8 +6,11 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from shoal.errors import SettingError
 from shoal.graph.ir import Graph
@@ -15,6 +18,9 @@ from shoal.planning.cluster import Cluster
 from shoal.planning.laws import make_plan
 from shoal.planning.plan import Plan
 from shoal.planning.policy import DistributionPolicy
+from shoal.profiling.sites import sites_of
+from shoal.profiling.span_file import SpanFile
+from shoal.profiling.trace import trace_json
 from shoal.roles import steps_a_tick, with_roles
 from shoal.search.calibrate import measured
 from shoal.search.candidates import LOCAL, Goal, named
@@ -37,7 +43,7 @@ from shoal.search.kept import (
     with_messages,
 )
 from shoal.simulation.estimate import estimate
-from shoal.simulation.events import simulate
+from shoal.simulation.events import Simulated, simulate
 from shoal.simulation.profile import Profile
 from shoal.simulation.script import NETWORK, Scripts, Unmeasured, loop_print, rows_of
 
@@ -170,6 +176,7 @@ class ChoiceOptions:
     profile: Path | None = None
     goal: Goal = field(default_factory=Goal)
     measure: bool = False
+    trace: Path | None = None  # of a simulation
 
 
 def choice_for(graph: Graph, machine: Cluster, options: ChoiceOptions, say: Say) -> Choice:
@@ -227,7 +234,18 @@ def simulated(plan: Plan, machine: Cluster, ticks: int, options: ChoiceOptions, 
             f"the profile doesn't say what `{missing}` costs",
             "Leave --profile out, so that it is measured here.",
         ) from missing
+    if options.trace is not None:
+        write_trace(options.trace, plan, found)
     return f"Simulated: {found}\nEstimate: {said}"
+
+
+def write_trace(path: Path, plan: Plan, found: Simulated) -> None:
+    """Write the newest spans of a simulation for ui.perfetto.dev, as `shoal profile` does."""
+    workers = [{"name": name, "pid": 0, "memory": 0, "ticks": []} for name in found.spans]
+    sites = [asdict(site) | {"stages": list(site.stages)} for site in sites_of(plan)]
+    about: Any = {"workers": workers, "sites": sites}
+    file = SpanFile(about, np.zeros(0), list(found.spans.values()))
+    path.write_text(json.dumps(trace_json(file)), encoding="utf-8")
 
 
 def with_parts_of(plan: Plan, profile: Profile, machine: Cluster, say: Say) -> Profile:

@@ -6,23 +6,27 @@ import random
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
+
+import numpy as np
 
 from shoal.errors import RunError
 from shoal.planning.channel_specs import ChannelSpec, Gate
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.policy import Latest, Serve, is_late, takes_some
+from shoal.profiling.spans import SPAN, Kind
 from shoal.roles import steps_a_tick
 from shoal.runtime.channels.channel import DEPTH, ChannelState, make_bundles
 from shoal.runtime.channels.flow_control import NEVER, Counts, Ledger, Turn, waits
 from shoal.simulation.estimate import is_python
 from shoal.simulation.machines import Accelerator, Clock, Server, SharedCores
 from shoal.simulation.profile import LEVELS
-from shoal.simulation.script import Item, Move, Scripts, Step, Turns, rows_of
+from shoal.simulation.script import NUMPY, Item, Move, Scripts, Step, Turns, rows_of
 
 WARM = 3  # a tick's time is measured after a third of the ticks
 LUMPED = 32  # endpoints of a fragment that are simulated; each stands for others like it
+SPANS = 4096  # that are kept of each worker
 KEPT = 64  # messages of an endpoint whose versions are remembered
 
 
@@ -37,6 +41,7 @@ class Simulated:
     waits: Mapping[str, float]
     lags: Mapping[int, int]
     events: int
+    spans: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)  # by worker
 
     @property
     def steps_per_second(self) -> float:
@@ -113,7 +118,7 @@ class Simulation:
         plan = self.scripts.plan
         return Simulated(
             self.ticks, tick, steps_a_tick(plan) or plan.seen, self._busy(), self._waits(),
-            dict(self.lags), self.clock.events,
+            dict(self.lags), self.clock.events, {w.name: w.spans.array() for w in self.workers},
         )  # fmt: skip
 
     def end_tick(self, fragment: str, tick: int) -> None:
@@ -206,6 +211,24 @@ class Simulation:
 Event = Step | Move
 
 
+class Spans:
+    """The newest spans of a worker, as its recorder would have written them."""
+
+    def __init__(self) -> None:
+        self._found: deque[tuple[int, ...]] = deque(maxlen=SPANS)
+
+    def add(
+        self, kind: Kind, when: tuple[float, float], site: int, end: int, tick: int, number: int = 0
+    ) -> None:
+        """Add one, with its begin and end in seconds."""
+        begin, stop = (int(1e9 * x) for x in when)
+        self._found.append((begin, stop, site, end, kind, number, tick))
+
+    def array(self) -> np.ndarray:
+        """All of them."""
+        return np.array(list(self._found), SPAN)
+
+
 class Worker:
     """The endpoints of one worker, which run one at a time; it is the waker of its channels."""
 
@@ -220,12 +243,19 @@ class Worker:
         self.waiting: dict[int, Move] = {}
         self._asking: dict[int, Step] = {}
         self._tick = dict.fromkeys(ends, 0)
+        self._taken: dict[int, list[Turn]] = {}  # by endpoint, with the take in progress
         self._version = dict.fromkeys(ends, 0)
         self._is_working = self._is_poked = False
         self._idle_since = 0.0
+        self.spans = Spans()
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._is_free = fragment in simulation.scripts.plan.asynchronous
         self._counts_lags = fragment in simulation.measures
+
+    @property
+    def name(self) -> str:
+        """The fragment, and the first of its endpoints."""
+        return f"{self.fragment}[{self.ends.start}]"
 
     def start(self) -> None:
         """Begin."""
@@ -281,6 +311,8 @@ class Worker:
             for move in self.waiting.values():
                 what = f"{'take' if move.takes else 'put'} {move.channel}"
                 self.spent[what] += idle / len(self.waiting)
+            end, move = next(iter(self.waiting.items()))
+            self.spans.add(Kind.WAIT, (now - idle, now), move.site, end, self._tick[end])
         self._idle_since = now
 
     def _advance(self, end: int) -> bool:
@@ -307,6 +339,7 @@ class Worker:
 
         def done() -> None:
             self.spent["busy"] += simulation.clock.now - began
+            self._record(ends[0], item, (began, simulation.clock.now))
             self._is_working = False
             if isinstance(item, Move) and not item.takes:
                 self._put(ends[0], item)
@@ -317,6 +350,21 @@ class Worker:
         demand = max(1.0, item.cores) if isinstance(item, Step) else 1.0
         server = simulation.server(self.fragment, item)
         server.add(seconds, demand * simulation.stands_for[self.fragment], done)
+
+    def _record(self, end: int, item: Event, when: tuple[float, float]) -> None:
+        """Record a span, and after a take which messages it took."""
+        tick, number = self._tick[end], 0
+        if isinstance(item, Move):
+            kind = Kind.TAKE if item.takes else Kind.PUT
+            number = self._simulation.sent[item.channel, end] if not item.takes else 0
+        elif item.is_python:
+            kind = Kind.NUMPY if item.name == NUMPY else Kind.STAGE
+        else:
+            kind = Kind.BATCH if self._serve is not None else Kind.SEGMENT
+        self.spans.add(kind, when, item.site, end, tick, number)
+        if kind == Kind.TAKE:
+            for writer, message in self._taken.get(end, ()):
+                self.spans.add(Kind.TURN, (when[1], when[1]), item.site, writer, tick, message)
 
     def _may(self, end: int, move: Move) -> bool:
         simulation = self._simulation
@@ -355,6 +403,7 @@ class Worker:
         known = simulation.versions[move.channel]
         versions = [known[turn][0] for turn in turns]
         state.let_go(end, turns)
+        self._taken[end] = turns
         self._version[end] = min(self._version[end], *versions)
         if self._counts_lags:
             simulation.lags.update(tick - v for v in versions if v < NEVER)

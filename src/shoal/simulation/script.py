@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
@@ -14,11 +14,12 @@ from shoal.planning.fragment_program import write_program
 from shoal.planning.plan import Plan
 from shoal.planning.program import Call, Channel, Do, Put, Repeat, Take
 from shoal.planning.segments import HostLoop, Operation, Segment, walk
+from shoal.profiling.spans import site_of
 from shoal.simulation.profile import PLAIN, Message, Profile
 
 LOCAL, NETWORK = "local", "network"
 EACH_S = {LOCAL: 4e-6, NETWORK: 4e-5}  # of one more source or reader (benchmarks/fan_in.py)
-NUMPY_S = 4e-6  # slices and stacks of a turn
+NUMPY, NUMPY_S = "numpy", 4e-6  # slices and stacks of a turn
 CALL_S = 1.5e-6  # of an operation, in the interpreter
 SURE = 0.7  # of what a curve says of a size that wasn't measured, a bound takes as much
 
@@ -35,6 +36,7 @@ class Step:
     cores: float = 1.0
     is_python: bool = False
     quantiles: tuple[float, ...] = PLAIN
+    site: int = 0  # the number of its operation, as spans have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Move:
     takes: bool
     seconds: float
     latency: float = 0.0
+    site: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +120,31 @@ class Scripts:
     def of(self, fragment: str) -> tuple[Item, ...]:
         """The script of one endpoint of a fragment."""
         program = write_program(self.plan, fragment)
-        return tuple(self._items(program.operations, fragment))
+        number = [f.name for f in self.plan.distribution.fragments].index(fragment)
+        sites = {id(op): site_of(number, i) for i, op in enumerate(walk(program.operations))}
+        return tuple(self._items(program.operations, fragment, sites))
 
-    def _items(self, operations: Iterable[Operation], fragment: str) -> Iterator[Item]:
+    def _items(
+        self, operations: Iterable[Operation], fragment: str, sites: Mapping[int, int]
+    ) -> Iterator[Item]:
         for operation in operations:
+            site = sites[id(operation)]
             match operation:
                 case Segment():
-                    yield self._step(segment_name(self.plan, operation), fragment)
+                    step = self._step(segment_name(self.plan, operation), fragment)
+                    yield replace(step, site=site)
                 case Call(node):
-                    yield self._step(call_name(self.plan, node), fragment, is_python=True)
+                    step = self._step(call_name(self.plan, node), fragment, is_python=True)
+                    yield replace(step, site=site)
                 case Take(channel):
-                    yield self._move(channel, takes=True)
+                    yield replace(self._move(channel, takes=True), site=site)
                 case Put(channel):
-                    yield self._move(channel, takes=False)
+                    yield replace(self._move(channel, takes=False), site=site)
                 case HostLoop():
-                    body = tuple(self._items(operation.body, fragment))
+                    body = tuple(self._items(operation.body, fragment, sites))
                     yield Turns(len(operation.order), body)
                 case _:
-                    yield Step("numpy", NUMPY_S, is_python=True)
+                    yield Step(NUMPY, NUMPY_S, is_python=True, site=site)
 
     def _step(self, name: str, fragment: str, *, is_python: bool = False) -> Step:
         key = key_of(self.plan, name, fragment, is_python=is_python)
