@@ -44,7 +44,8 @@ def cost_of(words: tuple[str, ...], source: Path, cache: Path) -> Cost:
     """Run `shoal` with these words, and measure it with all processes that it started."""
     with tempfile.TemporaryDirectory() as folder:
         own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-        own |= {"PYTHONPATH": str(source / "src"), "JAX_COMPILATION_CACHE_DIR": str(cache)}
+        paths = [str(source / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_COMPILATION_CACHE_DIR": str(cache)}
         own |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
         command = [sys.executable, "-m", "shoal", *words]
         before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
