@@ -135,6 +135,15 @@ class Chosen(Loop):
         return {"x": x, "keys": keys, "w": w}, {}
 
 
+class Alike(Loop):
+    """Rows that all environments have alike are carried and shown, as a schedule's may be."""
+
+    def tick(self, env, state):
+        keys, x = act(state["keys"], state["x"], w=state["w"])
+        rows = jnp.broadcast_to(state["w"].cumsum(), x.shape)
+        return {"x": rows, "keys": keys, "w": state["w"] * 0.9}, {"rows": rows.sum(1)}
+
+
 class Groups(Loop):
     """GRPO's advantages: neighbouring environments answer one question, and are compared."""
 
@@ -195,6 +204,8 @@ def plan_of(loop, policy):
         (Chances(), shoal.single_learner_coarse(2)),
         (Chosen(), shoal.multi_learner(4)),
         (Chosen(), shoal.single_learner_coarse(2)),
+        (Alike(), shoal.fused(2)),
+        (Alike(), shoal.single_learner_coarse(2)),
         (Groups(), shoal.multi_learner(4)),
         (Groups(), shoal.single_learner_coarse(4)),
         (LearntInTick(), shoal.multi_learner(2)),

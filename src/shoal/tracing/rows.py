@@ -21,6 +21,7 @@ from shoal.graph.layout import (
     Findings,
     Layout,
     Partial,
+    Replicated,
     Sharded,
     Varying,
     in_node,
@@ -39,7 +40,8 @@ def annotate(graph: Graph, carried: Mapping[str, int], wide: Graph | None, envs:
     """
     twins = wide.values if wide is not None and list(wide.values) == list(graph.values) else {}
     axes = {name: axis_of(graph.values[name].shape, x.shape, envs) for name, x in twins.items()}
-    walk = Walk(envs, axes)
+    kept = {after: carried[name] for name, after in graph.carry if name in carried}
+    walk = Walk(envs, axes, kept)
     for name in graph.inputs:
         walk.layouts[name] = Sharded(carried[name]) if name in carried else REPLICATED
     walk.nodes(graph.nodes)
@@ -66,6 +68,7 @@ class Walk:
 
     envs: int
     axes: Mapping[str, int | None] = field(default_factory=dict)  # by shape, where they are known
+    kept: Mapping[str, int] = field(default_factory=dict)  # axes of rows, also where all are alike
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
@@ -89,6 +92,8 @@ class Walk:
         except Exception:  # a cut of what can't be analysed is refused, with its line
             outs = dict.fromkeys(node.writes, Varying())
         for name, layout in outs.items():
+            if name in self.kept and isinstance(layout, Replicated):
+                layout = Sharded(self.kept[name])
             self.layouts[name] = in_node(layout, node.name, node.source)
 
     def _exactly(self, value: str) -> Layout:
