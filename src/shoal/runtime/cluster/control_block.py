@@ -258,7 +258,7 @@ class MetricsBuffer:
         slot["tick"], slot["lag_count"] = tick, len(lags)
         slot["lags"][: len(lags)] = lags
         for name, xs in self._metrics.items():
-            xs[index] = metrics[name]
+            xs[index, ...] = np.asarray(metrics[name])
         self._puts[0] += 1
 
     def take(self) -> Iterator[tuple[int, dict[str, np.ndarray], tuple[int, ...]]]:
