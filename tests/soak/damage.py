@@ -24,7 +24,16 @@ import numpy as np
 from shoal.cli.main import main
 
 LOOP = ["ppo", "CartPole-v1", "--envs", "4", "--set", "num_steps=4", "--set", "num_minibatches=1"]
-LOOP += ["--set", "hidden=(4,)", "--set", "anneal_lr=false", "--distribute", "single-learner-coarse", "--actors", "2"]
+LOOP += [
+    "--set",
+    "hidden=(4,)",
+    "--set",
+    "anneal_lr=false",
+    "--distribute",
+    "single-learner-coarse",
+    "--actors",
+    "2",
+]
 HALF, END = 6, 9
 PLAIN = (["status"], ["runs compare"], ["runs plot"], ["report"], ["profile"], ["scale"])
 HEAVY = (["resume"], ["eval"], ["load"], ["video"])
@@ -73,22 +82,17 @@ def load(folder):
 
 def run(command, folder, out):
     """Run a command on a folder or file."""
-    match command:
-        case "load":
-            return load(folder)
-        case "resume":
-            return call(["resume", folder, "--ticks", END])
-        case "scale":
-            return call(["scale", folder, "actor=1"])
-        case "eval":
-            return call(["eval", folder, "--episodes", 1])
-        case "report" | "runs plot":
-            return call([*command.split(), folder, "--out", out / "page.html"])
-        case "video":
-            return call(["video", folder, "--out", out / "film.gif", "--steps", 3])
-        case "run":
-            return call(["run", folder, "--ticks", 2])
-    return call([*command.split(), folder])
+    more = {
+        "resume": ["--ticks", END],
+        "scale": ["actor=1"],
+        "eval": ["--episodes", 1],
+        "report": ["--out", out / "page.html"],
+        "runs plot": ["--out", out / "page.svg"],
+        "video": ["--out", out / "film.gif", "--steps", 3],
+        "run": ["--ticks", 2],
+    }
+    words = [*command.split(), folder, *more.get(command, [])]
+    return load(folder) if command == "load" else call(words)
 
 
 def spoil_json(text, draw):
@@ -111,9 +115,37 @@ def spoil_json(text, draw):
     return json.dumps(data)
 
 
+def spoilt(data, kind, draw):
+    """Bytes damaged in a way."""
+    match kind:
+        case "cut":
+            return data[: draw.randrange(len(data) + 1)]
+        case "bit" | "bits":
+            flipped = bytearray(data or b"-")
+            for _ in range(1 if kind == "bit" else 30):
+                flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
+            return bytes(flipped)
+        case "bytes":
+            return draw.randbytes(draw.randrange(400))
+        case "constant":
+            return draw.choice([b"null\n", b"[]", b"{}", b"1e999", b'"x"', b"\n\n"])
+        case "deep":
+            return draw.choice([b"[", b'{"a":']) * 100_000
+    return b""
+
+
+def spoil_lines(path, draw):
+    """Put a wrong value into a file of JSON, or into one of its lines."""
+    text = path.read_text()
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+    if lines:
+        at = draw.randrange(len(lines))
+        lines[at] = spoil_json(lines[at], draw)
+    path.write_text("\n".join(lines) + "\n")
+
+
 def damage(path, draw):
     """Damage a file; what was done."""
-    data = bytearray(path.read_bytes())
     kinds = [
         "empty",
         "cut",
@@ -121,43 +153,23 @@ def damage(path, draw):
         "bits",
         "bytes",
         "constant",
+        "deep",
         "missing",
         "folder",
         "link",
-        "deep",
     ]
-    if path.suffix in (".json", ".jsonl"):
-        kinds += ["json"] * 6
+    kinds += ["json"] * 6 if path.suffix in (".json", ".jsonl") else []
     kind = draw.choice(kinds)
-    match kind:
-        case "empty":
-            data = bytearray()
-        case "cut":
-            del data[draw.randrange(len(data) + 1) :]
-        case "bit" | "bits":
-            for _ in range(1 if kind == "bit" else 30):
-                if data:
-                    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        case "bytes":
-            data = bytearray(draw.randbytes(draw.randrange(400)))
-        case "constant":
-            data = bytearray(draw.choice([b"null\n", b"[]", b"{}", b"1e999", b'"x"', b"\n\n"]))
-        case "deep":
-            data = bytearray(draw.choice([b"[", b'{"a":']) * 100_000)
-        case "json":
-            lines = data.decode().splitlines() if path.suffix == ".jsonl" else [data.decode()]
-            if lines:
-                at = draw.randrange(len(lines))
-                lines[at] = spoil_json(lines[at], draw)
-            data = bytearray("\n".join(lines).encode() + b"\n")
-    if kind in ("missing", "folder", "link"):
+    if kind == "json":
+        spoil_lines(path, draw)
+    elif kind not in ("missing", "folder", "link"):
+        path.write_bytes(spoilt(path.read_bytes(), kind, draw))
+    else:
         path.unlink()
         if kind == "folder":
             path.mkdir()
-        if kind == "link":
+        elif kind == "link":
             path.symlink_to(path.name)
-    else:
-        path.write_bytes(data)
     return kind
 
 

@@ -229,7 +229,8 @@ def read(folder: Path) -> Saved:
         with muted(), _orbax() as orbax:
             arrays = dict(orbax.restore((folder / "state").resolve()))
     except Exception as error:  # libraries raise any error for damaged bytes
-        raise _damaged(folder, _first_line(error)) from error
+        why = error.strerror if isinstance(error, OSError) else "its arrays are damaged"
+        raise _damaged(folder, why or "its arrays are damaged") from error
     try:
         found = {row["name"]: _array(arrays, i, row) for i, row in enumerate(record["values"])}
     except (ValueError, OverflowError, MemoryError) as error:
