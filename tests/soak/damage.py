@@ -180,7 +180,7 @@ def contents(folder):
 
 
 def state_of(folder):
-    from shoal.runs.checkpoints import read_newest
+    from shoal.runs.files.checkpoints import read_newest
 
     return read_newest(folder / "checkpoints", lambda line: None)
 
@@ -208,7 +208,7 @@ def faults(command, folder, before, result, whole):
 
 
 def prepared(root):
-    """A run, a recording and a saved plan, all good; and the state that the run goes on to."""
+    """Make a good run, recording and saved plan; the final state of the run when it is resumed."""
     words = ["train", *LOOP, "--ticks", HALF, "--checkpoint-every", "2", "--evaluate", "3"]
     words += ["--folder", root, "--name", "good", "--log", "csv"]
     assert call(words)[0] == 0

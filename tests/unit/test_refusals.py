@@ -52,6 +52,8 @@ CASES = [
     ("plan loop.py:Loop --save p.shoal --out no/x.txt", "its folder isn't there"),
     ("plan loop.py:Loop --save p.shoal --out x.pdf", "End it in .txt, .json, .html"),
     ("plan loop.py:Loop --save loop.py/p.shoal", "its folder isn't there"),
+    ("train loop.py:Loop --backend ''", "unknown backend ``"),
+    ("verify loop.py:Loop --backend ''", "unknown backend ``"),
     (f"runs plot {'x' * 400}", "there is no run in xxx"),
     ("runs plot /*", "there is no run in /*"),
     ("runs rm '' --yes", "there is no run in "),

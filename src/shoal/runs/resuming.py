@@ -56,7 +56,8 @@ def resumed(options: ResumeOptions) -> Trained:
         announce = options.announce or (lambda text: None)
         given = Given(options.algorithm, options.env, options.ticks)
         job = made_job(folder, record, given, trusted=trusted)
-        backend = check_backend(options.backend or record["backend"])
+        named = record["backend"] if options.backend is None else options.backend
+        backend = check_backend(named)
         distribution = make_distribution(options.distribute, options.distribute_settings)
         if distribution is None:
             distribution = check_distribution(
