@@ -31,6 +31,7 @@ NEEDS = {
     "multi_agent": ["jaxmarl"],
     "networks": ["gymnax", "flax"],
     "processes": ["gymnasium"],
+    "profiling": ["gymnasium"],
     "resume": ["gymnax"],
     "saved_plans": ["gymnax"],
     "start": ["gymnax", "gymnasium"],

@@ -1,5 +1,8 @@
 """Spans: buffers that are read while they are written, their sums, and the file that keeps them."""
 
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -8,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.planning.program import Put
+from shoal.planning.segments import Program, Segment
 from shoal.profiling.breakdown import breakdown
 from shoal.profiling.clocks import HostClocks, HostSpans, this_clock
+from shoal.profiling.recorder import EndpointRecorder
 from shoal.profiling.span_file import FILE, MAGIC, SpanFile, read_spans, write_spans
 from shoal.profiling.spans import (
     BUFFER_WORDS,
@@ -23,6 +29,7 @@ from shoal.profiling.spans import (
     code_of,
 )
 from shoal.profiling.totals import BINS, WATCHED, Recent, Totals, bin_of, quantile
+from shoal.runtime.channels.shared_memory import Memory
 from shoal.shapes import ShapeError
 
 
@@ -265,3 +272,57 @@ def test_spans_of_other_hosts_are_moved_to_the_time_of_this_one(monkeypatch):
     assert spans["begin"] == 500 + 600
     clocks.in_local_time(HostSpans(new, this_clock(), 0), 0)
     assert spans["begin"] == 1100
+
+
+WRITER = """
+import os, signal, sys
+from shoal.profiling.spans import BUFFER_WORDS, Kind, SpanBuffer, code_of
+from shoal.runtime.channels.shared_memory import Memory
+
+memory = Memory(int(sys.argv[1]), BUFFER_WORDS * 8)
+buffer = SpanBuffer(memory.packed(0, BUFFER_WORDS)).begin()
+for number in range(100):
+    buffer.write(code_of(Kind.STAGE, 7, 3), number, 2 * number, number << 32 | 5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_spans_of_a_worker_that_was_killed_can_be_read():
+    shared = Memory.make(BUFFER_WORDS * 8)
+    command = [sys.executable, "-c", WRITER, str(shared.fd)]
+    ended = subprocess.run(command, pass_fds=[shared.fd], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    buffer = SpanBuffer(shared.packed(0, BUFFER_WORDS))
+    spans, lost = buffer.read()
+    check_whole(spans)
+    assert (len(spans), lost) == (100, 0)
+    assert buffer.pid > 0
+
+
+class Pending:
+    """An array that a device still computes."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def block_until_ready(self):
+        self.clock[0] += 5_000_000
+
+
+@pytest.mark.parametrize(("measured", "copies"), [(False, False), (False, True), (True, False)])
+def test_a_wait_for_a_device_is_a_span_of_its_segment(measured, copies, monkeypatch):
+    clock = [0]
+    monkeypatch.setattr("shoal.profiling.recorder.now", lambda: clock[0])
+    segment, put = Segment((), (), ("x",)), Put("a>b", ("x",))
+    program, buffer = Program("a", (segment, put), (), (), ()), SpanBuffer.own()
+    buffer.measure(range(2, 3))
+    recorder = EndpointRecorder(buffer, 0, copies=copies).of(program, 0)
+    recorder.tick = 2 if measured else 1
+    env = {"x": Pending(clock)}
+    recorder.end(segment, recorder.begin(segment, env), env)
+    recorder.end(put, recorder.begin(put, env), env)
+    spans, _ = buffer.read()
+    waited = spans[spans["kind"] == Kind.DEVICE]
+    assert waited["site"].tolist() == [0] * (measured or copies)
+    assert ((waited["end"] - waited["begin"]) == 5_000_000).all()
+    assert (spans["end"] - spans["begin"])[spans["kind"] != Kind.DEVICE].tolist() == [0, 0]

@@ -56,7 +56,8 @@ def profile(options: ProfileOptions) -> int:
     when = "after all workers had begun" if found.is_after_start else "while it was starting"
     print(f"{folder}, {seconds:,.1f} s {when}")
     console.print(fragment_table(found))
-    console.print(site_table(found))
+    if (table := site_table(found)).row_count:
+        console.print(table)
     print("\n".join(notes(found, plan)))
     if options.json is not None:
         write_text(options.json, json.dumps(breakdown_json(found, plan), indent=1))
@@ -143,7 +144,15 @@ def duration(seconds: float) -> str:
 
 def notes(found: Breakdown, plan: Json) -> Iterator[str]:
     """What limits the run, and what the figures leave out."""
-    if any(item.kind is Kind.CHUNK for item in found.items):
+    if device := found.file.about.get("device"):
+        for name, stage in device["stages"].items():
+            what = f"stage {name} ({stage['category']})" if name else "between stages"
+            yield f"{stage['share']:4.0%}  {duration(stage['tick_seconds']):>8} a tick  {what}"
+        yield (
+            f"of the time that the {device['kind']} is busy, in {device['ticks']} ticks of "
+            f"{duration(device['tick_seconds'])} each."
+        )
+    elif any(item.kind is Kind.CHUNK for item in found.items):
         yield "One program runs all stages; train with --profile-ticks 10 to see what each takes."
     else:
         yield find_bottleneck(load_of(found), plan).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,6 +19,11 @@ KINDS: Mapping[type, Kind] = {
 
 NUMBER = 0xFFFFFFFF  # the bits of a span's word that have its number
 SHORT_NS = 2_000  # a shorter wait for a device is no span of its own
+
+
+def records_spans() -> bool:
+    """Whether workers record spans: unless the environment variable SHOAL_SPANS is "off"."""
+    return os.environ.get("SHOAL_SPANS") != "off"
 
 
 class Buffer(Protocol):

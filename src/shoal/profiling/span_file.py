@@ -51,6 +51,24 @@ class SiteAbout(TypedDict):
     category: str
 
 
+class StageAbout(TypedDict):
+    """A stage inside a program: its share of the time that the device is busy."""
+
+    category: str
+    share: Seconds
+    tick_seconds: Seconds
+
+
+class DeviceAbout(TypedDict):
+    """What was measured inside a plan of one program; the stage "" is what is between stages."""
+
+    kind: str
+    ticks: Index
+    tick_seconds: Seconds
+    attributed: Seconds
+    stages: dict[str, StageAbout]
+
+
 class About(TypedDict):
     """The description in a file of spans."""
 
@@ -61,7 +79,7 @@ class About(TypedDict):
     channels: list[dict[str, Any]]
     cost: RecordingCost
     measured: list[Index]  # the first measured tick, and the first after
-    device: NotRequired[dict[str, Any]]  # what was measured inside a plan of one program
+    device: NotRequired[DeviceAbout]
 
 
 @dataclass(frozen=True)

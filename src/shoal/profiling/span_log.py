@@ -15,17 +15,18 @@ import numpy as np
 from shoal.planning.plan import Plan
 from shoal.planning.program import Take
 from shoal.planning.segments import Program
-from shoal.profiling.recorder import EndpointRecorder, now
+from shoal.profiling.recorder import EndpointRecorder, now, records_spans
 from shoal.profiling.sites import sites_of
 from shoal.profiling.span_file import (
     FILE,
     About,
+    DeviceAbout,
     RecordingCost,
     SpanFile,
     WorkerAbout,
     write_spans,
 )
-from shoal.profiling.spans import SPAN, NewSpans, SpanBuffer
+from shoal.profiling.spans import SPAN, Kind, NewSpans, SpanBuffer
 from shoal.profiling.totals import Recent, Totals
 
 MOST_SPANS = 1 << 17  # that are kept, of all workers together: 4 MB
@@ -55,7 +56,7 @@ class SpanLog:
 
     def read(self, spans: ReadSpans) -> None:
         """Read the workers' buffers if it is time."""
-        if (now := time.monotonic()) - self._read >= READ_S:
+        if (now := time.monotonic()) - self._read >= READ_S and records_spans():
             self._read = now
             self.add(spans(self._measured))
             if now - self._written >= WRITE_S:
@@ -64,7 +65,7 @@ class SpanLog:
 
     def last(self, spans: ReadSpans) -> None:
         """Read the workers' buffers when a run ends, however it does."""
-        self.add(spans(self._measured))
+        self.add(spans(self._measured) if records_spans() else {})
         for each in self._start.flush():
             self._sum(*each)
         self.write()
@@ -85,7 +86,12 @@ class SpanLog:
         self._totals.add(number, new.spans, new.lost, since, self._measured)
         self._workers[name]["ticks"] = list(self._totals.ticks.get(number, ()))
 
-    def measured_inside(self, found: dict[str, Any]) -> None:
+    @property
+    def is_one_program(self) -> bool:
+        """Whether the run is of one program, whose stages have no spans."""
+        return self._totals.has(Kind.CHUNK)
+
+    def measured_inside(self, found: DeviceAbout) -> None:
         """Add what was measured inside a plan of one program."""
         self._about["device"] = found
         self.write()

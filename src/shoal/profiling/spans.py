@@ -75,7 +75,7 @@ class SpanBuffer:
     @staticmethod
     def own() -> SpanBuffer:
         """A buffer in the memory of this process."""
-        return SpanBuffer(memoryview(bytearray(BUFFER_WORDS * 8)).cast("q"))
+        return SpanBuffer(memoryview(bytearray(BUFFER_WORDS * 8)).cast("q")).begin()
 
     def begin(self) -> SpanBuffer:
         """Make this process the writer."""

@@ -109,6 +109,10 @@ class Totals:
             self._rows[key] = row
         return self._rows[key]
 
+    def has(self, kind: Kind) -> bool:
+        """Whether there is any span of a kind."""
+        return any(key.kind == kind for key in self._rows)
+
     def array(self) -> np.ndarray:
         """All sums."""
         return np.array(list(self._rows.values()), TOTAL).reshape(-1)

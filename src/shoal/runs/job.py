@@ -42,6 +42,7 @@ from shoal.runs.inputs.options import RunOptions
 from shoal.runs.inputs.recipes import NOT_PLAIN, recipe_of
 from shoal.runs.inputs.sources import with_sources
 from shoal.runs.inputs.trust import code_in, recipes_of, remember
+from shoal.runs.measuring import measure_stages
 from shoal.runs.results.agent import Agent
 from shoal.runs.results.evaluating import EPISODE, Evaluation, Protocol
 from shoal.runs.results.exporting import export
@@ -223,6 +224,7 @@ def run_job(run: Run, options: RunOptions) -> Trained:
             result = _run(drawn, record, since, saving, recovery)
             if not result.stopped_by:
                 _evaluate_last(job, result, logger)
+                _measure_last(drawn, result, logger.spans, options.profile_ticks or 0)
         _finish(summary, result, logger)
         summary.update(_unsaved(checkpoints, result.ticks))
     agent = Agent.of(job.algorithm, job.env, result.state, result.ticks)
@@ -233,6 +235,12 @@ def _evaluate_last(job: Job, result: Result, logger: RunLogger) -> None:
     """Evaluate what a run has learnt when it ends, if it is evaluated at all."""
     if isinstance(job.algorithm, Evaluated):
         logger.look(result.ticks, job.algorithm.last(job.env, result.state))
+
+
+def _measure_last(drawn: Plan, result: Result, spans: SpanLog, ticks: int) -> None:
+    """Measure the stages of one program when a run ends, in more ticks of it, if that is wanted."""
+    if ticks and spans.is_one_program:
+        spans.measured_inside(measure_stages(drawn, result.snapshot, ticks))
 
 
 def _recovery(graph: Graph, record: RunFile, summary: dict[str, Any], say: Log) -> RecoveryPolicy:

@@ -312,7 +312,7 @@ class WorkerSetup:
         scheduler = Scheduler(workers, channels, waker, serve, many)
         report, spend = partial(self._control.note, number), partial(self._control.spend, number)
         fragments = list(dict.fromkeys(f for f, _ in self._config.layout.schedulers))
-        scheduler.records_in(self._control.spans(number), fragments, copies=True)
+        scheduler.records_in(self._control.spans(number).begin(), fragments, copies=True)
         return number, scheduler.reports_to(report, spend), workers
 
     def _waker(self, number: int) -> Waker:
