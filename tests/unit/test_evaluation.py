@@ -257,6 +257,9 @@ def test_evaluations_are_written_with_their_protocol_and_read_back(tmp_path):
     said = {"tick": 3, "episodes": 1, "seed": 4, "actions": "greedy", "return_iqm": float(LONG)}
     assert {name: read[name] for name in said} == said
     assert read["returns"] == [float(LONG)]
+    path.unlink()
+    path.mkdir()
+    check_error(SettingError, lambda: found.write(tmp_path), "can't write the evaluation")
     check_error(SettingError, lambda: agent(WORLD).evaluate(0), "episodes=0")
     check_error(SettingError, lambda: Agent(Greedy(), None, (), 0).evaluate(), "nothing to play")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.errors import SettingError
 from shoal.runs.files.folder import write_json
 from shoal.runs.inputs.options import check_values
 from shoal.runs.results.comparing import iqm
@@ -109,6 +110,12 @@ class Evaluation:
         """Write it into a run's folder; returns the file."""
         how = f"{self.protocol.actions}-{self.protocol.episodes}-seed-{self.protocol.seed}"
         path = folder / EVALUATIONS / f"tick-{self.tick}-{how}.json"
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, self.to_json())
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, self.to_json())
+        except OSError as error:
+            raise SettingError(
+                f"can't write the evaluation to {path}: {error.strerror}",
+                "Remove what is in its place, or make room.",
+            ) from error
         return path
