@@ -106,8 +106,9 @@ def tried(choice: Choice, default: Plan, goal: Goal, say: Say) -> Choice:
         return choice
     ranked = (choice.best, *choice.runners_up)
     usual = [r for r in ranked[1:] if r.candidate.plan.distribution == default.distribution]
-    others = dict.fromkeys([*usual[:1], *choice.runners_up])
-    return halved(replace(choice, runners_up=tuple(others)), goal, say)
+    first = usual[:1]  # plans aren't hashable
+    others = (*first, *(r for r in choice.runners_up if not any(r is one for one in first)))
+    return halved(replace(choice, runners_up=others), goal, say)
 
 
 def two_lines(choice: Choice) -> str:
