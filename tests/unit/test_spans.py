@@ -319,8 +319,8 @@ def test_a_wait_for_a_device_is_a_span_of_its_segment(measured, copies, monkeypa
     recorder = EndpointRecorder(buffer, 0, copies=copies).of(program, 0)
     recorder.tick = 2 if measured else 1
     env = {"x": Pending(clock)}
-    recorder.end(segment, recorder.begin(segment, env), env)
-    recorder.end(put, recorder.begin(put, env), env)
+    recorder.end(segment, recorder.begin(segment), env)
+    recorder.end(put, recorder.begin(put), env)
     spans, _ = buffer.read()
     waited = spans[spans["kind"] == Kind.DEVICE]
     assert waited["site"].tolist() == [0] * (measured or copies)

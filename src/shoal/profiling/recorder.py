@@ -52,7 +52,11 @@ class EndpointRecorder:
         self._codes: dict[int, int] = {}
         self._waits: dict[tuple[bool, str], int] = {}
         self._fragment = 0
-        self._device = 0  # the code of a wait for the newest segment; 0 if none is pending
+        self._writes: dict[int, frozenset[str]] = {}  # of segments
+        self._reads: dict[int, frozenset[str]] = {}  # of operations that need results on the host
+        self._result: Any = None  # of the newest segment; all its results are there at once
+        self._results: frozenset[str] = frozenset()
+        self._device = 0  # the code of a wait for it
         self.number = 0  # of the message that was taken or put last
         self._turns: Sequence[tuple[int, int]] = ()
         self.tick = 0
@@ -65,16 +69,21 @@ class EndpointRecorder:
                 continue
             site = site_of(fragment, index)
             self._codes[id(operation)] = code_of(kind, site, self._end)
+            if isinstance(operation, Segment):
+                self._writes[id(operation)] = frozenset(operation.writes)
+            elif kind is not Kind.TAKE and (kind is not Kind.PUT or self._copies):
+                self._reads[id(operation)] = frozenset(operation.reads)
             if isinstance(operation, Take | Put):
                 key = isinstance(operation, Take), operation.channel
                 self._waits[key] = code_of(Kind.WAIT, site, self._end)
         return self
 
-    def begin(self, operation: Operation, env: Mapping[str, Any]) -> int:
-        """The time at which an operation begins, once what it reads is in host memory."""
-        kind = type(operation)
-        if self._device and (kind is Call or kind is NumpyWork or (kind is Put and self._copies)):
-            return self._await(env[name] for name in operation.reads if name in env)
+    def begin(self, operation: Operation) -> int:
+        """The time at which an operation begins, once what it needs on the host is computed."""
+        if self._result is not None:
+            reads = self._reads.get(id(operation))
+            if reads is not None and not self._results.isdisjoint(reads):
+                return self._await()
         return now()
 
     def end(self, operation: Operation, began: int, env: Mapping[str, Any]) -> None:
@@ -86,10 +95,11 @@ class EndpointRecorder:
         self._buffer.write(code, began, ended, self.tick << 32 | self.number & NUMBER)
         if self._turns and type(operation) is Take:
             self._write_turns(code, ended)
-        if type(operation) is Segment:
+        if type(operation) is Segment and operation.writes:
+            self._result, self._results = env[operation.writes[0]], self._writes[id(operation)]
             self._device = code | Kind.DEVICE << 48
             if self._buffer.is_measured(self.tick):
-                self._await(env[name] for name in operation.writes)
+                self._await()
 
     def took(self, turns: Sequence[tuple[int, int]]) -> None:
         """Note the messages that are being taken, each as its writer's endpoint and its number."""
@@ -104,20 +114,22 @@ class EndpointRecorder:
             detail = self.tick << 32 | number & NUMBER
             self._buffer.write(code_of(Kind.TURN, site, writer), at, at, detail)
 
-    def _await(self, values: Iterable[Any]) -> int:
-        """Wait for values that a device computes, as a span of the newest segment."""
-        began = now()
-        for x in values:
-            if (block := getattr(x, "block_until_ready", None)) is not None:
-                block()
+    def _await(self) -> int:
+        """Wait for the results of the newest segment, as a span of it."""
+        result, self._result, began = self._result, None, now()
+        if (block := getattr(result, "block_until_ready", None)) is not None:
+            block()
         if (ended := now()) - began < SHORT_NS:
             return began
         self._buffer.write(self._device, began, ended, self.tick << 32)
         return ended
 
-    def report(self, values: Iterable[Any]) -> int:
-        """The time at which a report of these values begins, once they are in host memory."""
-        return self._await(values) if self._device and self._copies else now()
+    def report(self, metrics: Iterable[tuple[str, str]]) -> int:
+        """The time at which a report of metrics begins, once they are computed."""
+        is_pending = self._result is not None and self._copies
+        if is_pending and not self._results.isdisjoint([value for _, value in metrics]):
+            return self._await()
+        return now()
 
     def done(self, kind: Kind, began: int, number: int = 0) -> None:
         """Record something that is no operation."""

@@ -157,7 +157,7 @@ def recording_cost(times: int = 400) -> RecordingCost:
     for _ in range(5):
         began = now()
         for _ in range(times):
-            recorder.end(take, recorder.begin(take, {}), {})
+            recorder.end(take, recorder.begin(take), {})
         whole = min(whole, (now() - began) / times)
     spans, _ = buffer.read()
     inside = float(np.median(spans["end"] - spans["begin"]))

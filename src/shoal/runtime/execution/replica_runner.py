@@ -238,7 +238,7 @@ class ReplicaRunner:
             self.recorder.done(Kind.KEEP, began)
             yield from self._run(program.operations[first:])
             shown = {m: self._env[v] for m, v in program.metrics}
-            began = self.recorder.report(shown.values())
+            began = self.recorder.report(program.metrics)
             self._reporter.show(self._shown_tick, self.replica, shown, tuple(self._lags.values()))
             self.recorder.done(Kind.REPORT, began)
             kept = {before: self._env[after] for before, after in program.carry}
@@ -265,7 +265,7 @@ class ReplicaRunner:
             self.broken = (
                 True  # set here: one that waits for its first message has not begun its tick
             )
-            began = recorder.begin(operation, env)
+            began = recorder.begin(operation)
             match operation:
                 case Segment(_, reads, writes):
                     args = [env[r] for r in reads]
