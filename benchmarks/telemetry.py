@@ -66,7 +66,7 @@ def main() -> None:
 
 def one_round(options: argparse.Namespace, side: str) -> Round:
     """Train, and measure from an early tick to the end of the run."""
-    os.environ["SHOAL_SPANS"] = "off" if side == "without spans" else "on"
+    os.environ["SHOAL_SPANS"] = "on" if side == "with spans" else "off"
     clocks: list[tuple[float, float, int]] = []
 
     def on_tick(row: dict) -> None:

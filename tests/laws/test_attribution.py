@@ -190,6 +190,7 @@ class Case:
             how, _, of = (slow or "").partition(" ")
             return Delayed(channel, name, how, clock) if of == name else channel
 
+        monkeypatch.setenv("SHOAL_SPANS", "on")
         programs = [write_program(plan, f.name) for f in plan.distribution.fragments]
         run = LocalRun(plan, programs, fresh_start(plan.graph, 0), Baton, wrap)
         run.start(Limit(TICKS))

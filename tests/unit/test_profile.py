@@ -125,6 +125,6 @@ def test_spans_that_cannot_be_read_are_one_clear_line(with_spans, capsys):
     assert "plan.json is no plan" in capsys.readouterr().err
 
 
-def test_a_run_of_an_older_version_has_no_trace(folder, capsys):
+def test_a_run_without_spans_has_no_trace(folder, capsys):
     assert main(["profile", str(folder), "--trace", str(folder / "t.json")]) == 2
     assert "has no spans" in capsys.readouterr().err

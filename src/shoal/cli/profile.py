@@ -175,16 +175,17 @@ def load_of(found: Breakdown) -> Load:
 
 
 def profile_counts(folder: Path, options: ProfileOptions) -> int:
-    """Print the shares of a run without spans, from the counts that older versions kept."""
+    """Print the shares of a run without spans, from the counts that every run keeps."""
     if options.json or options.trace:
         raise SettingError(
             f"{folder} has no spans, from which the file would be made",
-            "An older version of Shoal ran it: train again.",
+            "Train with --spans to record them.",
         )
     load = counts_in(folder)
     print(f"{folder}, {load['seconds']:,.1f} s after all workers had begun")
     Console(highlight=False, width=max(80, Console().width)).print(count_table(load))
     print(load["bottleneck"]["text"])
+    print("Train with --spans to see times by stage and channel.")
     return 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from shoal.planning.program import Call, Put, Take
@@ -17,13 +18,27 @@ KINDS: Mapping[type, Kind] = {
 }  # fmt: skip
 
 
+VARIABLE = "SHOAL_SPANS"  # of the environment; "on" lets the workers of all runs record
 NUMBER = 0xFFFFFFFF  # the bits of a span's word that have its number
 SHORT_NS = 2_000  # a shorter wait for a device is no span of its own
 
 
 def records_spans() -> bool:
-    """Whether workers record spans: unless the environment variable SHOAL_SPANS is "off"."""
-    return os.environ.get("SHOAL_SPANS") != "off"
+    """Whether the workers of a run that is made now record spans."""
+    return os.environ.get(VARIABLE) == "on"
+
+
+@contextmanager
+def recording(*, spans: bool) -> Iterator[None]:
+    """Let the workers of runs that are made inside record spans, if they are wanted."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "on" if spans else before or "off"
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 class Buffer(Protocol):

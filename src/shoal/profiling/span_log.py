@@ -15,7 +15,7 @@ import numpy as np
 from shoal.planning.plan import Plan
 from shoal.planning.program import Take
 from shoal.planning.segments import Program
-from shoal.profiling.recorder import EndpointRecorder, now, records_spans
+from shoal.profiling.recorder import EndpointRecorder, now
 from shoal.profiling.sites import sites_of
 from shoal.profiling.span_file import (
     FILE,
@@ -56,7 +56,7 @@ class SpanLog:
 
     def read(self, spans: ReadSpans) -> None:
         """Read the workers' buffers if it is time."""
-        if (now := time.monotonic()) - self._read >= READ_S and records_spans():
+        if (now := time.monotonic()) - self._read >= READ_S:
             self._read = now
             self.add(spans(self._measured))
             if now - self._written >= WRITE_S:
@@ -65,7 +65,7 @@ class SpanLog:
 
     def last(self, spans: ReadSpans) -> None:
         """Read the workers' buffers when a run ends, however it does."""
-        self.add(spans(self._measured) if records_spans() else {})
+        self.add(spans(self._measured))
         for each in self._start.flush():
             self._sum(*each)
         self.write()

@@ -22,6 +22,7 @@ from shoal.envs.fresh import restart_hosts
 from shoal.errors import LostError, NotFiniteError
 from shoal.graph.ir import Graph
 from shoal.planning.plan import Plan
+from shoal.profiling.recorder import recording
 from shoal.profiling.span_log import SpanLog
 from shoal.roles import steps_a_tick
 from shoal.runs.callbacks import Callbacks
@@ -220,7 +221,7 @@ def run_job(run: Run, options: RunOptions) -> Trained:
         stack.callback(logger.close)
         saving = Saving(checkpoints, logger, pace(record["checkpoint_every"]))
         recovery = _recovery(drawn.graph, record, summary, say)
-        with listening(say), environments_closed():
+        with listening(say), environments_closed(), recording(spans=options.records):
             result = _run(drawn, record, since, saving, recovery)
             if not result.stopped_by:
                 _evaluate_last(job, result, logger)

@@ -138,6 +138,7 @@ class RunOptions(PlaceOptions):
     log: Annotated[
         Any, Doc("csv, tensorboard, wandb, mlflow, prometheus", TRACES, "SINK", "none")
     ] = None
+    spans: Annotated[bool, Doc("record all that workers do, for `shoal profile`", TRACES)] = False
     profile_ticks: Annotated[
         Count | None, Doc("ticks that wait for devices, for `shoal profile`", TRACES, "N", "none")
     ] = None
@@ -146,6 +147,11 @@ class RunOptions(PlaceOptions):
     on_checkpoint: Annotated[Callable[[Path], Any] | None, Doc()] = None
     progress: Annotated[bool | None, Doc()] = None
     announce: Annotated[Callable[[str], None] | None, Doc()] = None
+
+    @property
+    def records(self) -> bool:
+        """Whether workers record spans."""
+        return self.spans or self.profile_ticks is not None
 
 
 @dataclass(frozen=True)

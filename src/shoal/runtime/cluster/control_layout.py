@@ -13,6 +13,7 @@ import numpy as np
 from shoal.planning.channel_specs import ArraySpec, make_cell
 from shoal.planning.plan import MOST_COPIED, Plan, Replica, WorkerId
 from shoal.planning.segments import Program
+from shoal.profiling.recorder import records_spans
 from shoal.profiling.spans import BUFFER_WORDS
 from shoal.runtime.channels.shared_memory import LINE, Allocator
 from shoal.runtime.execution.snapshot import lagged, value_of
@@ -53,7 +54,7 @@ class ControlLayout:
     kept: tuple[Mapping[str, int], ...]
     marks: int
     shows: Mapping[Replica, int]
-    spans: int = 0
+    spans: int = -1  # -1 if none are recorded
 
     @cached_property
     def record(self) -> np.dtype[Any]:
@@ -121,7 +122,7 @@ def make_control_layout(
         ),
         marks=take(len(endpoints) * (START + 1) * 8),
         shows={r: take(2 * LINE + SHOWN * e.shown.itemsize) for r, e in endpoints.items()},
-        spans=take(count * BUFFER_WORDS * 8),
+        spans=take(count * BUFFER_WORDS * 8) if records_spans() else -1,
     )  # fmt: skip
 
 

@@ -210,7 +210,10 @@ class HostAgent:
         for end in spec.replicas:
             if end not in self._shows:
                 self._shows[end] = self.control.show(end)
+        is_recorded = self._layout.spans >= 0
         for worker_id, scheduler in zip(spec.worker_ids, spec.schedulers, strict=True):
+            if not is_recorded:
+                break
             self._span_buffers.add(name_of((worker_id,)), self.control.spans(scheduler))
 
     def _is_new(self) -> bool:

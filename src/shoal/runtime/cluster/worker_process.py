@@ -312,7 +312,8 @@ class WorkerSetup:
         scheduler = Scheduler(workers, channels, waker, serve, many)
         report, spend = partial(self._control.note, number), partial(self._control.spend, number)
         fragments = list(dict.fromkeys(f for f, _ in self._config.layout.schedulers))
-        scheduler.records_in(self._control.spans(number).begin(), fragments, copies=True)
+        if self._config.layout.spans >= 0:
+            scheduler.records_in(self._control.spans(number).begin(), fragments, copies=True)
         return number, scheduler.reports_to(report, spend), workers
 
     def _waker(self, number: int) -> Waker:

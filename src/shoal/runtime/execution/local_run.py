@@ -16,6 +16,7 @@ from shoal.errors import RunError
 from shoal.planning.channel_specs import make_channel_specs
 from shoal.planning.plan import Plan, Replica
 from shoal.planning.segments import Program
+from shoal.profiling.recorder import records_spans
 from shoal.profiling.spans import SpanBuffer, SpanBuffers
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.in_process import InProcessChannel, make_channels
@@ -104,7 +105,9 @@ class LocalRun:
         return self.recorded(f"{fragment}[{worker}]", scheduler.reports_to(lambda _: None, spend))
 
     def recorded(self, name: str, scheduler: Scheduler) -> Scheduler:
-        """A scheduler that records spans."""
+        """A scheduler that records spans, if they are wanted."""
+        if not records_spans():
+            return scheduler
         buffer = self._span_buffers.add(name, SpanBuffer.own())
         return scheduler.records_in(buffer, list(self._executors), copies=False)
 

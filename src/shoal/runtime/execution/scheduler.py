@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import RunError
 from shoal.planning.plan import Replica
 from shoal.planning.policy import Serve
-from shoal.profiling.recorder import EndpointRecorder, now, records_spans
+from shoal.profiling.recorder import EndpointRecorder, now
 from shoal.profiling.spans import Kind, SpanBuffer
 from shoal.runtime.channels.channel import Channel, Waker
 from shoal.runtime.channels.flow_control import waits
@@ -60,7 +60,7 @@ class Scheduler:
         self, buffer: SpanBuffer, fragments: Sequence[str], *, copies: bool
     ) -> Scheduler:
         """Record spans in a buffer; sites count by the order of the plan's fragments."""
-        for (fragment, end), worker in self._workers.items() if records_spans() else ():
+        for (fragment, end), worker in self._workers.items():
             recorder = EndpointRecorder(buffer, end, copies=copies)
             worker.recorder = recorder.of(worker.program, fragments.index(fragment))
         return self
