@@ -394,7 +394,8 @@ def test_ctrl_c_while_training_leaves_the_state_after_the_last_whole_tick(folder
 
 
 def test_ctrl_c_that_user_code_swallows_still_ends_the_run(folder):
-    words = ["mine.py:Deaf", "mine.py:World", "--envs", "4", "--name", "mine"]
+    # With `--steps`, `init` is traced once more when the run has started.
+    words = ["mine.py:Deaf", "mine.py:World", "--envs", "4", "--name", "mine", "--steps", "1e6"]
     code, out = interrupt(folder, words, (folder / "deaf").exists)
     assert code == 130, out
     summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
