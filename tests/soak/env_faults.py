@@ -123,6 +123,7 @@ def start_ray() -> None:
         ray.init(address="local", num_cpus=4, include_dashboard=False, _system_config=calm, **QUIET)
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # runs join on loopback, too
 
 
 def main(backends: list[str]) -> int:
