@@ -90,7 +90,9 @@ def test_a_sink_that_fails_is_reported_and_ends_nothing_else():
 
     said, good = [], Kept()
     fed([row(0, loss=1.0)], Failing(), good, say=said.append)
-    assert said == ["Failing takes no more: OSError: no network"]
+    assert said == [
+        "Failing gets no more values (OSError: no network); training and metrics.jsonl continue"
+    ]
     assert good.points[-1].scalars["losses/loss"] == 1.0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from shoal.errors import MissingExtraError, SettingError, UnknownNameError
+from shoal.errors import MissingExtraError, SettingError, UnknownNameError, first_line
 from shoal.runs.sinks.sink import About, Point, Row, Sink, evaluation_point, point_of
 from shoal.runtime.logs import Log
 
@@ -109,8 +109,10 @@ class Feed:
             finally:
                 sink.close()
         except Exception as error:
-            first = (str(error).splitlines() or [""])[0]
-            self._say(f"{self.title} takes no more: {type(error).__name__}: {first}")
+            why = f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(error, OSError) and error.strerror:
+                why = f"{error.filename or 'its file'}: {error.strerror.lower()}"
+            self._say(f"{self.title} gets no more values ({why}); training and metrics.jsonl continue")
 
     def _pass_on(self, sink: Sink) -> None:
         rows = [self.rows.popleft() for _ in range(len(self.rows))]
