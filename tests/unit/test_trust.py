@@ -1,6 +1,7 @@
 """Run folders and recordings are data: no code of theirs runs unless the user trusts it."""
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -138,6 +139,23 @@ def test_code_in_no_field_of_a_run_folder_runs(run, watched, what, capsys):
     assert main(["status", str(folder)]) == 0
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert {path.name for path in folder.iterdir()} <= {"run.json", "summary.json", "lock"}
+
+
+COMMANDS = ("eval", "video", "export", "report", "profile", "runs compare", "runs plot", "runs")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_code_that_a_run_folder_names(run, watched, command, capsys):
+    record = json.loads((run / "run.json").read_text())
+    folder = watched / "somebodys"
+    folder.mkdir()
+    write_json(folder / "summary.json", {"status": "done", "ticks": 3})
+    for hostile, field in itertools.product(HOSTILE.values(), ("algorithm", "env", "distribution")):
+        (folder / "run.json").write_text(json.dumps(spoilt(record, (field,), hostile)))
+        code = main([*command.split(), str(folder)])
+        text = capsys.readouterr()
+        assert code in (0, 2), text.err
+        assert len(text.err.splitlines()) <= 1 + (code == 0), text.err
 
 
 def test_the_error_names_the_code_and_how_to_trust_it(run, watched, capsys):

@@ -112,7 +112,9 @@ class Feed:
             why = f"{type(error).__name__}: {first_line(error)}"
             if isinstance(error, OSError) and error.strerror:
                 why = f"{error.filename or 'its file'}: {error.strerror.lower()}"
-            self._say(f"{self.title} gets no more values ({why}); training and metrics.jsonl continue")
+            self._say(
+                f"{self.title} gets no more values ({why}); training and metrics.jsonl continue"
+            )
 
     def _pass_on(self, sink: Sink) -> None:
         rows = [self.rows.popleft() for _ in range(len(self.rows))]
