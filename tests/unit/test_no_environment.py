@@ -12,7 +12,7 @@ import pytest
 import shoal
 from shoal.cli.main import main
 from shoal.errors import CutError, SettingError, TraceError
-from shoal.runs.job import env_steps_a_tick
+from shoal.roles import env_steps_a_tick
 from unit.toy_loop import TWO_CPUS, check_error
 
 SUPERVISED = f"""{Path(__file__).resolve()}:Supervised"""

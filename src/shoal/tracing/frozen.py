@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import CellType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,10 @@ from shoal.tracing.trace import Origin, method, reraised_as
 
 _MOST = 3  # values that an error shows
 _TRACES = 12  # of a loop that draws or reads a clock: of two ways, one is taken twelve times
+_MOST_HELD = 200_000  # objects that are searched
 _AHEAD_S, _LOCK = 1_234_567, threading.Lock()
+_GENERATORS = (np.random.BitGenerator, random.Random)
+_PLAIN = (ModuleType, str, bytes, int, float, np.ndarray, jax.Array)
 _READS: dict[Callable[..., Any], int] = {  # clocks with their units a second, and entropy
     **dict.fromkeys((time.time, time.monotonic, time.perf_counter), 1),
     **dict.fromkeys((time.time_ns, time.monotonic_ns, time.perf_counter_ns), 10**9),
@@ -65,7 +68,7 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
     """Refuse a loop whose `init` or `tick` reads a clock or draws numbers outside of JAX."""
     spec = origin.spec(envs)
     algorithm, env = origin.algorithm, origin.env
-    key, generators = jax.ShapeDtypeStruct((), jax.random.key(0).dtype), _generators()
+    key, held = jax.ShapeDtypeStruct((), jax.random.key(0).dtype), _held_by(algorithm, env)
     for name, call, args in (
         ("init", lambda key: algorithm.init(key, env, envs), (key,)),
         ("tick", lambda state: algorithm.tick(env, state), (spec,)),
@@ -73,31 +76,60 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
         where = source_of(method(algorithm, name))
         with reraised_as(name, envs, where):
             first = jax.make_jaxpr(call)(*args)
-            others = _other_traces(generators, call, *args)
+            others = _other_traces(held, call, *args)
             found = next(filter(None, (frozen_values(first, other) for other in others)), [])
         if found:
             raise _refusal(name, found, where)
 
 
-def _other_traces(generators: list[Any], call: Callable[..., Any], *args: Any) -> Iterator[Any]:
+def _other_traces(held: list[Any], call: Callable[..., Any], *args: Any) -> Iterator[Any]:
     """A trace at another time, and more where the function may draw or read a clock.
 
     JAX keeps traces by function and context. What is new in the context changes no equation, but
     has all of them made again, those of stages and of the user's own jitted functions too.
     """
-    before, reads = [*map(_state, generators)], []
+    generators, reads = _generators(held), list[Any]()
+    before = [*map(_state, generators)]
     for turn in range(1, _TRACES):
-        with set_xla_metadata(traced=str(turn)), _LOCK, _later(turn * _AHEAD_S, reads):
+        with set_xla_metadata(traced=str(turn)), _LOCK, _later(held, turn * _AHEAD_S, reads):
             again = jax.make_jaxpr(lambda *args: call(*args))(*args)  # noqa: PLW0108  another function
         yield again
         if not reads and before == [*map(_state, generators)]:
             return
 
 
-def _generators() -> list[Any]:
-    """All generators of random numbers that there are, of NumPy and of Python."""
-    kinds = (np.random.BitGenerator, random.Random)
-    return [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+def _held_by(*roots: Any) -> list[Any]:
+    """What modules and these objects hold, directly and indirectly, modules by their names alone.
+
+    A search of all objects would take seconds in a process that has run for long.
+    """
+    spaces = [vars(m) for m in [*sys.modules.values()] if isinstance(m, ModuleType)]
+    seen, found = {id(space) for space in spaces}, spaces.copy()
+    wanted = (np.random.Generator, np.random.RandomState, *_GENERATORS)
+    left = [*roots, *(x for s in spaces for x in [*s.values()] if isinstance(x, wanted))]
+    while left and len(found) < _MOST_HELD:
+        x = left.pop()
+        if id(x) not in seen and not isinstance(x, _PLAIN):
+            seen.add(id(x))
+            found.append(x)
+            left += [*gc.get_referents(x), *_globals_of(x)]
+    return found
+
+
+def _globals_of(x: Any) -> Iterator[Any]:
+    """The global values that a user's function names."""
+    if not isinstance(x, FunctionType) or not _is_users(x.__globals__):
+        return
+    codes: list[Any] = [x.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+        yield from (x.__globals__[name] for name in code.co_names if name in x.__globals__)
+
+
+def _generators(held: list[Any]) -> list[Any]:
+    """The generators of random numbers, of NumPy and of Python, among these objects."""
+    return [x for x in held if isinstance(x, _GENERATORS)]
 
 
 def _state(generator: Any) -> str:
@@ -107,7 +139,7 @@ def _state(generator: Any) -> str:
 
 
 @contextmanager
-def _later(ahead_s: int, reads: list[Any]) -> Iterator[None]:
+def _later(held: list[Any], ahead_s: int, reads: list[Any]) -> Iterator[None]:
     """Let clocks be ahead in this thread; `reads` gets those that are read, and entropy.
 
     As float32, times a minute apart are equal. Modules, objects and closures have clocks under
@@ -119,7 +151,7 @@ def _later(ahead_s: int, reads: list[Any]) -> Iterator[None]:
         def later() -> Any:
             if not active or threading.get_ident() != thread:
                 return read()
-            if _is_users(sys._getframe(1)):
+            if _is_users(sys._getframe(1).f_globals):
                 reads.append(read)
             return read() + unit * ahead_s
 
@@ -129,7 +161,7 @@ def _later(ahead_s: int, reads: list[Any]) -> Iterator[None]:
 
         return later if unit else drawn
 
-    kept = [*_places(_READS)]
+    kept = [*_places(held)]
     others = {read: replaced(read, unit) for read, unit in _READS.items()}
     for keep, read in kept:
         keep(others[read])
@@ -141,22 +173,26 @@ def _later(ahead_s: int, reads: list[Any]) -> Iterator[None]:
             keep(read)
 
 
-def _places(functions: Mapping[Any, Any]) -> Iterator[tuple[Callable[[Any], None], Any]]:
-    """Whatever keeps one of these functions, as a call that has it keep another; and which."""
-    for where in gc.get_referrers(*functions):
+def _places(held: list[Any]) -> Iterator[tuple[Callable[[Any], None], Any]]:
+    """Whatever keeps one of the clocks, as a call that has it keep another; and which."""
+    clocks = {id(read) for read in _READS}
+    for where in held:
         if isinstance(where, CellType):
-            yield partial(setattr, where, "cell_contents"), where.cell_contents
-        space = where if isinstance(where, dict) else getattr(where, "__dict__", {})
-        if not isinstance(space, dict):  # that of a class can't be changed
+            with suppress(ValueError):  # an empty one
+                if id(where.cell_contents) in clocks:
+                    yield partial(setattr, where, "cell_contents"), where.cell_contents
+            continue
+        space = where if isinstance(where, dict) else getattr(where, "__dict__", None)
+        if not isinstance(space, dict) or where is _READS:  # that of a class can't be changed
             continue
         for name, value in [*space.items()]:
-            if any(value is function for function in functions):
+            if id(value) in clocks:
                 yield partial(space.__setitem__, name), value
 
 
-def _is_users(frame: Any) -> bool:
-    """Whether a frame is of neither JAX nor Python's own library, which read clocks for logs."""
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
+def _is_users(space: Mapping[str, Any]) -> bool:
+    """Whether globals are of neither JAX nor Python's own library, which read clocks for logs."""
+    package = str(space.get("__name__", "")).partition(".")[0]
     return package not in {"jax", "jaxlib", "shoal", *sys.stdlib_module_names}
 
 
