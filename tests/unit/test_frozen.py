@@ -2,6 +2,7 @@
 
 import random
 import time
+import weakref
 from dataclasses import dataclass
 from time import time as now
 from typing import Any
@@ -194,6 +195,24 @@ def draws_in_vain(w, x):
 
 def test_draws_and_clocks_that_change_nothing_are_accepted():
     check_not_frozen(Origin(Loop(draws_in_vain), None), 4)
+
+
+class Put:
+    """An object that runs code when it is asked for anything, as an import that was put off."""
+
+    def __getattribute__(self, name):
+        raise ImportError(name)
+
+
+PUT_OFF, GONE = Put(), weakref.proxy(set())
+
+
+def names_odd_objects(w, x):
+    return w + (PUT_OFF is GONE), x
+
+
+def test_objects_that_run_code_when_they_are_looked_at_are_left_alone():
+    check_not_frozen(Origin(Loop(names_odd_objects), None), 4)
 
 
 def test_clocks_are_as_before_when_a_loop_was_traced():

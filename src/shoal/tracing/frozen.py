@@ -16,6 +16,7 @@ import secrets
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -44,6 +45,8 @@ _READS: dict[Callable[..., Any], int] = {  # clocks with their units a second, a
     **dict.fromkeys((os.urandom, secrets.randbits), 0),  # the latter seeds NumPy's generators
 }
 
+Place = tuple[Callable[[Any], None], Any]  # has something keep another clock; the one it keeps
+
 
 class Frozen(NamedTuple):
     """What differs between two traces: the user's line, where it is read, and both values."""
@@ -69,6 +72,7 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
     spec = origin.spec(envs)
     algorithm, env = origin.algorithm, origin.env
     key, held = jax.ShapeDtypeStruct((), jax.random.key(0).dtype), _held_by(algorithm, env)
+    generators, places = _generators(held), [*_places(held)]
     for name, call, args in (
         ("init", lambda key: algorithm.init(key, env, envs), (key,)),
         ("tick", lambda state: algorithm.tick(env, state), (spec,)),
@@ -76,22 +80,23 @@ def check_not_frozen(origin: Origin, envs: int) -> None:
         where = source_of(method(algorithm, name))
         with reraised_as(name, envs, where):
             first = jax.make_jaxpr(call)(*args)
-            others = _other_traces(held, call, *args)
+            others = _other_traces(generators, places, call, *args)
             found = next(filter(None, (frozen_values(first, other) for other in others)), [])
         if found:
             raise _refusal(name, found, where)
 
 
-def _other_traces(held: list[Any], call: Callable[..., Any], *args: Any) -> Iterator[Any]:
+def _other_traces(
+    generators: list[Any], places: list[Place], call: Callable[..., Any], *args: Any
+) -> Iterator[Any]:
     """A trace at another time, and more where the function may draw or read a clock.
 
     JAX keeps traces by function and context. What is new in the context changes no equation, but
     has all of them made again, those of stages and of the user's own jitted functions too.
     """
-    generators, reads = _generators(held), list[Any]()
-    before = [*map(_state, generators)]
+    before, reads = [*map(_state, generators)], list[Any]()
     for turn in range(1, _TRACES):
-        with set_xla_metadata(traced=str(turn)), _LOCK, _later(held, turn * _AHEAD_S, reads):
+        with set_xla_metadata(traced=str(turn)), _LOCK, _later(places, turn * _AHEAD_S, reads):
             again = jax.make_jaxpr(lambda *args: call(*args))(*args)  # noqa: PLW0108  another function
         yield again
         if not reads and before == [*map(_state, generators)]:
@@ -99,17 +104,19 @@ def _other_traces(held: list[Any], call: Callable[..., Any], *args: Any) -> Iter
 
 
 def _held_by(*roots: Any) -> list[Any]:
-    """What modules and these objects hold, directly and indirectly, modules by their names alone.
+    """What modules hold by name, and these objects hold directly and indirectly, nearest first.
 
-    A search of all objects would take seconds in a process that has run for long.
+    A search of all objects would take seconds in a process that has run for long. Types alone are
+    asked: what an object says of itself may be code, such as an import that was put off.
     """
     spaces = [vars(m) for m in [*sys.modules.values()] if isinstance(m, ModuleType)]
     seen, found = {id(space) for space in spaces}, spaces.copy()
     wanted = (np.random.Generator, np.random.RandomState, *_GENERATORS)
-    left = [*roots, *(x for s in spaces for x in [*s.values()] if isinstance(x, wanted))]
+    named = (x for space in spaces for x in [*space.values()])
+    left = deque([*roots, *(x for x in named if issubclass(type(x), wanted))])
     while left and len(found) < _MOST_HELD:
-        x = left.pop()
-        if id(x) not in seen and not isinstance(x, _PLAIN):
+        x = left.popleft()
+        if id(x) not in seen and not issubclass(type(x), _PLAIN):
             seen.add(id(x))
             found.append(x)
             left += [*gc.get_referents(x), *_globals_of(x)]
@@ -118,7 +125,7 @@ def _held_by(*roots: Any) -> list[Any]:
 
 def _globals_of(x: Any) -> Iterator[Any]:
     """The global values that a user's function names."""
-    if not isinstance(x, FunctionType) or not _is_users(x.__globals__):
+    if type(x) is not FunctionType or not _is_users(x.__globals__):
         return
     codes: list[Any] = [x.__code__]
     while codes:
@@ -129,7 +136,7 @@ def _globals_of(x: Any) -> Iterator[Any]:
 
 def _generators(held: list[Any]) -> list[Any]:
     """The generators of random numbers, of NumPy and of Python, among these objects."""
-    return [x for x in held if isinstance(x, _GENERATORS)]
+    return [x for x in held if issubclass(type(x), _GENERATORS)]
 
 
 def _state(generator: Any) -> str:
@@ -139,7 +146,7 @@ def _state(generator: Any) -> str:
 
 
 @contextmanager
-def _later(held: list[Any], ahead_s: int, reads: list[Any]) -> Iterator[None]:
+def _later(places: list[Place], ahead_s: int, reads: list[Any]) -> Iterator[None]:
     """Let clocks be ahead in this thread; `reads` gets those that are read, and entropy.
 
     As float32, times a minute apart are equal. Modules, objects and closures have clocks under
@@ -161,29 +168,27 @@ def _later(held: list[Any], ahead_s: int, reads: list[Any]) -> Iterator[None]:
 
         return later if unit else drawn
 
-    kept = [*_places(held)]
     others = {read: replaced(read, unit) for read, unit in _READS.items()}
-    for keep, read in kept:
+    for keep, read in places:
         keep(others[read])
     try:
         yield
     finally:
         active.clear()
-        for keep, read in kept:
+        for keep, read in places:
             keep(read)
 
 
-def _places(held: list[Any]) -> Iterator[tuple[Callable[[Any], None], Any]]:
+def _places(held: list[Any]) -> Iterator[Place]:
     """Whatever keeps one of the clocks, as a call that has it keep another; and which."""
     clocks = {id(read) for read in _READS}
     for where in held:
-        if isinstance(where, CellType):
-            with suppress(ValueError):  # an empty one
-                if id(where.cell_contents) in clocks:
-                    yield partial(setattr, where, "cell_contents"), where.cell_contents
+        if clocks.isdisjoint(map(id, gc.get_referents(where))):
             continue
-        space = where if isinstance(where, dict) else getattr(where, "__dict__", None)
-        if not isinstance(space, dict) or where is _READS:  # that of a class can't be changed
+        if type(where) is CellType:
+            yield partial(setattr, where, "cell_contents"), where.cell_contents
+        space = where if issubclass(type(where), dict) else getattr(where, "__dict__", None)
+        if not isinstance(space, dict):  # that of a class is fixed
             continue
         for name, value in [*space.items()]:
             if id(value) in clocks:
